@@ -37,9 +37,10 @@ HIDDEN: Final = -1e4
 ROUNDING: Final = 0.02
 """Largest deviation from 1 of the sum of a row of weights: the rounding of bfloat16."""
 
-Take = Callable[[Tensor, Tensor], Tensor]
-"""A function of an attention matrix (1, heads, N, N) and of the values (…, N, d) that it mixes.
-It returns the matrix with which the forward pass continues."""
+Take = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""A function of an attention matrix (1, heads, N, N), of the values (…, N, d) that it mixes, and of
+the scores of which the matrix is the softmax; these are None if they are not asked for or not
+known. It returns the matrix with which the forward pass continues."""
 
 
 Aside = list[tuple[Tensor, MethodUnsuited]]
@@ -47,13 +48,17 @@ Aside = list[tuple[Tensor, MethodUnsuited]]
 
 
 @contextmanager
-def attending(aside: Aside | None = None) -> Iterator[list[Tensor]]:
+def attending(
+    aside: Aside | None = None, before: list[Tensor | None] | None = None
+) -> Iterator[list[Tensor]]:
     """Yield a list to which a forward pass of one image in the block appends every attention
     matrix, (1, heads, N, N). The grad mode is restored on exit.
 
     Args:
         aside: list to which the pass appends the unsuited attentions behind the first suited one,
             instead of raising an error: the model may have a head that its logits do not use.
+        before: list to which the pass appends, for every matrix, the scores of which it is the
+            softmax, (1, heads, N, N), or None if it is no softmax of scores that are known.
 
     Raises:
         MethodUnsuited: in the forward pass, at the first attention that does not join the same N
@@ -62,7 +67,7 @@ def attending(aside: Aside | None = None) -> Iterator[list[Tensor]]:
     """
     matrices: list[Tensor] = []
 
-    def note(matrix: Tensor, values: Tensor) -> Tensor:
+    def note(matrix: Tensor, values: Tensor, scores: Tensor | None) -> Tensor:
         if matrices and not depends(values, matrices[-1]):
             raise MethodUnsuited(
                 f"{NEEDED}, one after another: this model has attentions side by side"
@@ -71,9 +76,12 @@ def attending(aside: Aside | None = None) -> Iterator[list[Tensor]]:
         if not matrix.requires_grad:
             matrix = matrix.detach().requires_grad_()
         matrices.append(matrix)
+        if before is not None:
+            before.append(scores)
         return matrix
 
-    with torch.inference_mode(False), torch.set_grad_enabled(False), _Attention(note, aside):
+    attention = _Attention(note, aside, scored=before is not None)
+    with torch.inference_mode(False), torch.set_grad_enabled(False), attention:
         yield matrices
 
 
@@ -107,7 +115,7 @@ def _first_values(model: nn.Module, image: Tensor) -> Tensor:
     forward pass stops there."""
     matrices: list[Tensor] = []
 
-    def stop(matrix: Tensor, values: Tensor) -> Tensor:
+    def stop(matrix: Tensor, values: Tensor, scores: Tensor | None) -> Tensor:
         matrices.append(values)
         raise _Found
 
@@ -128,14 +136,18 @@ class _Found(Exception):
 
 
 class _Attention(TorchFunctionMode):
-    def __init__(self, take: Take, aside: Aside | None = None) -> None:
+    def __init__(self, take: Take, aside: Aside | None = None, *, scored: bool = False) -> None:
         super().__init__()
         self._take = take
         self._aside = aside
+        self._scored = scored
         self._tokens: int | None = None
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes,
         and tensors computed from them with the same last two sizes, in either order."""
+        self._scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Attention weights → the scores of which they, or what they were computed from, are the
+        softmax; empty if nobody asks for scores."""
 
     def __torch_function__(
         self,
@@ -178,9 +190,13 @@ class _Attention(TorchFunctionMode):
         if isinstance(output, Tensor) and output.ndim > 2:
             if func in SOFTMAXES:
                 self._weights[output] = _hides(given[0])
+                if self._scored:
+                    self._scores[output] = given[0].detach()
             for weight in weights:
                 if sorted(output.shape[-2:]) == sorted(weight.shape[-2:]):
                     self._weights[output] = self._weights[weight]
+                    if self._scored:
+                        self._scores[output] = self._scores[weight]
         return output
 
     def _product(self, equation: str, left: Tensor, right: Tensor) -> Tensor:
@@ -195,18 +211,26 @@ class _Attention(TorchFunctionMode):
             at, there = (term.index(summed[0]) - len(term) for term in (first, second))
             if at >= -2 and there >= -right.ndim:
                 values = right.movedim(there, -2)
-                matrix = self._mixing(left.movedim(at, -1), values, hides=self._weights[left])
+                matrix = self._mixing(
+                    left.movedim(at, -1),
+                    values,
+                    hides=self._weights[left],
+                    scores=self._scores[left] if self._scored else None,
+                )
                 return torch.einsum(f"{first},{second}->{result}", matrix.movedim(-1, at), right)
         raise MethodUnsuited(f"{NEEDED}: this model's attention is the product {equation!r}")
 
-    def _mixing(self, matrix: Tensor, values: Tensor, *, hides: bool) -> Tensor:
+    def _mixing(
+        self, matrix: Tensor, values: Tensor, *, hides: bool, scores: Tensor | None = None
+    ) -> Tensor:
         """Return the matrix (…, queries, keys) with which to continue. It holds the same numbers.
 
         Raises:
             MethodUnsuited: if the matrix is not an attention between all tokens of one image.
         """
         if matrix.ndim == 3 and len(matrix) == 1:  # one head
-            return self._mixing(matrix[:, None], values.unsqueeze(-3), hides=hides)[:, 0]
+            heads = values.unsqueeze(-3)
+            return self._mixing(matrix[:, None], heads, hides=hides, scores=scores)[:, 0]
         queries, keys = matrix.shape[-2:]
         why = None
         if queries != keys:
@@ -228,7 +252,7 @@ class _Attention(TorchFunctionMode):
         if why:
             raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
         self._tokens = keys
-        return self._take(matrix, values)
+        return self._take(matrix, values, None if scores is None else _behind(matrix, scores))
 
     def _scaled_dot_product(
         self,
@@ -252,7 +276,8 @@ class _Attention(TorchFunctionMode):
             scores = scores.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:  # a bias (of relative positions) is added before softmax
             scores = scores + attn_mask
-        return self._mixing(scores.softmax(-1), value, hides=_hides(scores)) @ value
+        kept = scores.detach() if self._scored else None
+        return self._mixing(scores.softmax(-1), value, hides=_hides(scores), scores=kept) @ value
 
     def _multi_head(
         self,
@@ -284,7 +309,8 @@ class _Attention(TorchFunctionMode):
             2, 1, 3, 0, 4
         )
         scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
-        matrix = self._mixing(scores.softmax(-1), v, hides=False)
+        kept = scores.detach() if self._scored else None
+        matrix = self._mixing(scores.softmax(-1), v, hides=False, scores=kept)
         mixed = (matrix @ v).permute(2, 0, 1, 3).reshape(tokens, batch, width)
         weights = None
         if options.get("need_weights", True):
@@ -305,6 +331,19 @@ def depends(values: Tensor, matrix: Tensor) -> bool:
 def _hides(scores: Tensor) -> bool:
     """Return whether a mask hides a token in the scores that go into a softmax."""
     return bool((scores.detach() <= HIDDEN).any())
+
+
+def _behind(matrix: Tensor, scores: Tensor) -> Tensor | None:
+    """Return the scores in the order of the matrix (1, heads, N, N) that is their softmax, or None
+    if it is no softmax of them: it was changed afterwards."""
+    if scores.numel() != matrix.numel():
+        return None
+    for turned in (scores, scores.mT):
+        ordered = turned.reshape(matrix.shape)
+        softmax = ordered.float().softmax(-1)
+        if torch.allclose(softmax, matrix.detach().float(), rtol=ROUNDING, atol=1e-6):
+            return ordered
+    return None
 
 
 def _sums_to_one(matrix: Tensor) -> bool:

@@ -259,6 +259,11 @@ _BUILT_IN: Final[dict[str, Method]] = {
             function="cam.methods.attention:chefer",
         ),
         _at_input(
+            "agcam",
+            "the same, each layer's gradient gated by how alike query and key are",
+            function="cam.methods.attention:agcam",
+        ),
+        _at_input(
             "legrad",
             "how each layer's score rises with its attention",
             function="cam.methods.attention:legrad",

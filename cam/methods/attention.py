@@ -67,6 +67,30 @@ def chefer(subject: Subject) -> Steps:
     return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
 
 
+def agcam(subject: Subject) -> Steps:
+    """map = Σ_l Σ_heads r (relu(∂y/∂A_l) ⊙ sigmoid(S_l)), S_l the scores whose softmax is A_l.
+
+    Leem & Seo, "Attention Guided CAM: Visual Explanations of Vision Transformer Guided by
+    Self-Attention", AAAI 2024, equations 2 and 7. The paper takes the row of the class token, which
+    is r where the model reads that token alone.
+
+    Raises:
+        MethodUnsuited: if the attention matrices are no softmax of scores that are known.
+    """
+    before: list[Tensor | None] = []
+    grid, matrices, scores = _attended(subject, before)
+    gates = [gate.float().sigmoid()[0] for gate in _known(before)]
+    rows = []
+    for turn, score in enumerate(scores):
+        read = _read(matrices[-1], score)
+        row = torch.zeros_like(read)
+        for gate, gradient in zip(gates, _gradients(score, matrices), strict=True):
+            row += (read @ (gradient[0].float().relu() * gate)).sum(0)
+        rows.append(row)
+        yield Progress(turn + 1, len(scores))
+    return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
+
+
 def legrad(subject: Subject) -> Steps:
     """map = mean_l mean_heads mean_rows relu(∂y_l/∂A_l), y_l the score that the model's head gives
     the tokens as they leave layer l.
@@ -98,31 +122,41 @@ def legrad(subject: Subject) -> Steps:
 
 
 def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> dict[str, str]:
-    """Return which of rollout, chefer and legrad a model does not support on images of the shape
-    of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
+    """Return which of rollout, chefer, agcam and legrad a model does not support on images of the
+    shape of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
 
     def scores(image: Tensor) -> Scores:
         return (total(forward(model, image, reading)),)
 
+    before: list[Tensor | None] = []
     try:
-        attended(model, image, scores)
+        attended(model, image, scores, before)
     except MethodUnsuited as error:
-        return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
+        return dict.fromkeys(("rollout", "chefer", "agcam", "legrad"), str(error))
+    problems = {}
+    try:
+        _known(before)
+    except MethodUnsuited as error:
+        problems["agcam"] = str(error)
     try:
         _by_block(model, image, scores)
     except MethodUnsuited as error:
-        return {"legrad": str(error)}
-    return {}
+        problems["legrad"] = str(error)
+    return problems
 
 
 def attended(
-    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores]
+    model: nn.Module,
+    image: Tensor,
+    run: Callable[[Tensor], Scores],
+    before: list[Tensor | None] | None = None,
 ) -> tuple[Grid, list[Tensor], Scores]:
     """Record the attention matrices of one forward pass.
 
     Args:
         image: (1, C, H, W).
         run: makes the forward pass of the image, and returns the scores that are explained.
+        before: see `attending`.
 
     Returns:
         The grid on which the N tokens of the attention lie, the matrices (1, heads, N, N) in
@@ -135,7 +169,7 @@ def attended(
     with evaluating(model):
         tokens = token_count(model, image)
         aside: Aside = []
-        with attending(aside) as matrices:
+        with attending(aside, before) as matrices:
             scores = run(image)
             for mixed, error in aside:
                 if any(depends(score, mixed) for score in scores):
@@ -149,16 +183,32 @@ def attended(
     return grid, matrices, scores
 
 
-def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
+def _attended(
+    subject: Subject, before: list[Tensor | None] | None = None
+) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
     """Return the grid, the matrices (1, heads, N, N) of a pass, and each target's score, with a
-    graph."""
+    graph. For `before`, see `attending`."""
 
     def scores(image: Tensor) -> Scores:
         # The scores are separated here, where gradients are on. Afterwards the caller's grad mode
         # is back, in which they may get no graph.
         return subject.scores_of(subject.outputs(image))[0].unbind()
 
-    return attended(subject.model, subject.image, scores)
+    return attended(subject.model, subject.image, scores, before)
+
+
+def _known(before: list[Tensor | None]) -> list[Tensor]:
+    """Return the scores whose softmaxes are the attention matrices, (1, heads, N, N).
+
+    Raises:
+        MethodUnsuited: if those of a matrix are not known.
+    """
+    known = [scores for scores in before if scores is not None]
+    if len(known) < len(before):
+        raise MethodUnsuited(
+            "it needs attention that is the softmax of its scores: this model changes it afterwards"
+        )
+    return known
 
 
 def _by_block(

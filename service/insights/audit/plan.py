@@ -32,7 +32,7 @@ TOGETHER: Final = " + "
 """Between the names of layers of which a method makes one map."""
 USUAL: Final = (
     *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam", "finercam"),
-    *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "legrad"),
+    *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "agcam", "legrad"),
 )
 """Methods that are audited if none are named: those of one pass, where the model suits them."""
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from cam import explain
 from cam.drawing.heatmap import resize
 from cam.errors import MethodUnsuited
+from cam.methods.attention import attention_problems
 from tests.cam.nets import images, order
 
-METHODS = ("rollout", "chefer", "legrad")
+METHODS = ("rollout", "chefer", "agcam", "legrad")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -102,7 +103,7 @@ SAME: dict[str, tuple[Attend, Attend]] = {
 }
 
 
-@pytest.mark.parametrize("method", ["rollout", "chefer"])
+@pytest.mark.parametrize("method", ["rollout", "chefer", "agcam"])
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_attention_written_otherwise_gives_the_same_map(name: str, method: str) -> None:
     x = images(1, size=16)
@@ -112,6 +113,33 @@ def test_the_same_attention_written_otherwise_gives_the_same_map(name: str, meth
     torch.testing.assert_close(models[0](x), models[1](x))
     (found,), (expected,) = (explain(model, x, target=1, method=method) for model in models)
     assert np.ptp(expected.map) > 0
+    np.testing.assert_allclose(found.map, expected.map, rtol=1e-4, atol=1e-7)
+
+
+def test_agcam_needs_the_scores_of_its_attention() -> None:
+    """Heads that are mixed after the softmax have rows that sum to 1, and no scores."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own = weights(q, k)
+        return (0.75 * own + own.flip(1) / 4) @ v
+
+    model, x = Attending(mixed).eval(), images(1, size=16)
+    assert np.ptp(explain(model, x, target=1, method="chefer")[0].map) > 0
+    with pytest.raises(MethodUnsuited, match="this model changes it afterwards") as error:
+        explain(model, x, target=1, method="agcam")
+    assert attention_problems(model, x)["agcam"] == str(error.value)
+
+
+def test_agcam_finds_the_scores_of_a_softmax_over_queries() -> None:
+    """Keys first: the columns of the scores are the queries."""
+
+    def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (k @ q.transpose(-2, -1) / 4).softmax(-2).transpose(-2, -1) @ v
+
+    models = [Attending(attend).eval() for attend in (turned, fused)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = images(1, size=16)
+    (found,), (expected,) = (explain(model, x, target=1, method="agcam") for model in models)
     np.testing.assert_allclose(found.map, expected.map, rtol=1e-4, atol=1e-7)
 
 

@@ -17,7 +17,7 @@ STEPS = [
     name
     for name, method in METHODS.items()
     # These need attention, and the last a detector.
-    if method.formula == "steps" and name not in ("rollout", "chefer", "legrad", "drise")
+    if method.formula == "steps" and name not in ("rollout", "chefer", "agcam", "legrad", "drise")
 ]
 GRAPHS = {
     "gradient",

@@ -15,7 +15,7 @@ from cam import METHODS, CamError, explain
 from tests.cam.methods.test_attention import of_timm
 from tests.cam.nets import DETECTING, Small, hook_count, images, small
 
-ATTENTION = ("rollout", "chefer", "legrad")
+ATTENTION = ("rollout", "chefer", "agcam", "legrad")
 
 
 @pytest.fixture(scope="module", autouse=True)

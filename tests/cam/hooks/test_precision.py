@@ -16,7 +16,7 @@ from cam.hooks.precision import callers_precision, full_precision, steps_in_full
 from cam.targets import ClassTarget
 from tests.cam.nets import DETECTING, images, small
 
-ATTENTION = ("rollout", "chefer", "legrad")
+ATTENTION = ("rollout", "chefer", "agcam", "legrad")
 
 
 def vit() -> nn.Module:

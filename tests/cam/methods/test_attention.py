@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from cam.hooks.attention import attending
 from cam.methods.attention import lists_of_blocks
 from tests.cam.nets import hook_count, images, small
 
-METHODS = ("rollout", "chefer", "legrad")
+METHODS = ("rollout", "chefer", "agcam", "legrad")
 
 
 class Mixing(nn.Module):
@@ -92,6 +92,27 @@ def test_chefer_by_hand() -> None:
     assert not mapped("chefer", Tiny(), target=1).any()
 
 
+def sigmoid(numbers: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-numbers)))
+
+
+def test_agcam_by_hand() -> None:
+    """The scores are log A, so their sigmoid is A / (1 + A). ∂y/∂A as above: in row 0 2 × the
+    tokens of A_2, and of A_1 nothing, for A_2 reads rows 1 and 2 alone. Where the head reads the
+    mean, r is ¼ everywhere: ∂y/∂A_2 has ¼ of those tokens in every row; ∂y/∂A_1 is
+    2 mean_rows(A_2)ᵀ xᵀ."""
+    after, x = FIRST.numpy() @ [1, 2, 3, 4], np.array([1.0, 2, 3, 4])
+    gates = [each.numpy() / (1 + each.numpy()) for each in (FIRST, SECOND)]
+    np.testing.assert_allclose(
+        mapped("agcam", Tiny()).ravel(), 2 * after * gates[1][0], rtol=1e-5, atol=1e-9
+    )
+    slopes = 2 * np.outer(SECOND.numpy().mean(0), x), np.tile(2 * after / 4, (4, 1))
+    expected = sum((gate * slope).mean(0) for gate, slope in zip(gates, slopes, strict=True))
+    np.testing.assert_allclose(mapped("agcam", Tiny(mean=True)).ravel(), expected, rtol=1e-5)
+    # What lowers the score: every gradient is negative, so nothing is left.
+    assert not mapped("agcam", Tiny(), target=1).any()
+
+
 def test_legrad_by_hand() -> None:
     """Layer 2: ∂y/∂A_2 as above, over 4 rows. Layer 1, read at once: 2 x in row 0, over 4 rows."""
     after = FIRST.numpy() @ [1, 2, 3, 4]
@@ -125,6 +146,13 @@ def test_chefer_takes_the_mean_of_two_rectified_heads_by_hand(
     weight: float, expected: list[float]
 ) -> None:
     np.testing.assert_allclose(mapped("chefer", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [3.0, -3.0])
+def test_agcam_adds_two_rectified_heads_by_hand(weight: float) -> None:
+    """Of head 1, 2 x ¼ / (1 + ¼); of head 2, 2 w x ½ in the first place."""
+    expected = np.array([1.0, 2, 3, 4]) * 2 / 5 + [max(weight, 0), 0, 0, 0]
+    np.testing.assert_allclose(mapped("agcam", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("weight", "factor"), [(3.0, (2 + 6) / 2), (-3.0, 2 / 2)])
@@ -201,6 +229,48 @@ def test_the_matrices_are_the_models_own(build: Callable[[], nn.Module]) -> None
     for matrix in matrices:
         torch.testing.assert_close(matrix.sum(-1), torch.ones_like(matrix[..., 0]))
         assert matrix.std() > 0
+
+
+@pytest.mark.parametrize("build", [of_timm, of_torchvision])
+def test_agcam_equals_a_statement_of_its_own(build: Callable[[], nn.Module]) -> None:
+    """With hooks on the projections to queries, keys and values, and the softmax written out."""
+    model, x = built(build), images(1, size=64)
+    attentions = [
+        module
+        for module in model.modules()
+        if isinstance(module, timm.layers.Attention | nn.MultiheadAttention)
+    ]
+    assert len(attentions) == 3
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def forward(module: Any, tokens: Tensor, *others: Any, **options: Any) -> Any:
+        b, n, width = tokens.shape
+        of_torch = isinstance(module, nn.MultiheadAttention)
+        weight, bias = (
+            (module.in_proj_weight, module.in_proj_bias)
+            if of_torch
+            else (module.qkv.weight, module.qkv.bias)
+        )
+        joined = nn.functional.linear(tokens, weight, bias)
+        q, k, v = joined.view(b, n, 3, module.num_heads, -1).permute(2, 0, 3, 1, 4)
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5
+        matrix = scores.softmax(-1).detach().requires_grad_(not kept) if not kept else None
+        matrix = scores.softmax(-1) if matrix is None else matrix
+        kept.append((scores, matrix))
+        mixed = torch.einsum("bhqk,bhkd->bqhd", matrix, v).reshape(b, n, width)
+        return (module.out_proj(mixed), None) if of_torch else module.proj(mixed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in attentions:
+            patch.setattr(module, "forward", partial(forward, module))
+        score = logits(model(x))[0, 3]
+    gradients = torch.autograd.grad(score, [matrix for _, matrix in kept])
+    expected = torch.zeros(4, 4)
+    for (scores, _), gradient in zip(kept, gradients, strict=True):
+        gated = gradient.clamp(min=0) / (1 + torch.exp(-scores.detach()))
+        expected += gated[0, :, 0, 1:].sum(0).view(4, 4)
+    (found,) = explain(model, x, target=3, method="agcam")
+    np.testing.assert_allclose(found.map, expected, rtol=1e-3, atol=1e-5 * float(expected.max()))
 
 
 def logits(output: object) -> Tensor:

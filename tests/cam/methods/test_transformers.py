@@ -19,7 +19,7 @@ from cam.errors import MethodUnsuited
 from cam.methods.attention import attention_problems
 from tests.cam.nets import hook_count, images
 
-METHODS = ("rollout", "chefer", "legrad")
+METHODS = ("rollout", "chefer", "agcam", "legrad")
 SMALL = {"img_size": 64, "embed_dim": 48, "num_heads": 3, "depth": 2}
 
 DONE: dict[str, dict[str, Any]] = {
@@ -108,8 +108,9 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
 def test_what_is_not_refused_is_done(name: str) -> None:
     model, x = stirred(built(name, DONE[name])), images(1, size=side(name))
     cells = 5 if side(name) == 70 else 4
-    assert attention_problems(model, x) == {}
-    for method in METHODS:
+    cannot = {"agcam"} if name == "convit_tiny" else set()  # it mixes two softmaxes by a gate
+    assert set(attention_problems(model, x)) == cannot
+    for method in [each for each in METHODS if each not in cannot]:
         (found,) = explain(model, x, target=3, method=method)
         assert found.map.shape == (cells, cells)
         assert np.isfinite(found.map).all()

@@ -434,7 +434,16 @@ def test_every_method_explains_a_value_or_says_why_not(method: str) -> None:
             model, images(1), target=1, method=method, layer="0", budget=8, activation="none"
         )
     except MethodUnsuited:
-        assert method in (*DETECTING, "rise", "finercam", "cam", "rollout", "chefer", "legrad")
+        assert method in (
+            *DETECTING,
+            "rise",
+            "finercam",
+            "cam",
+            "rollout",
+            "chefer",
+            "agcam",
+            "legrad",
+        )
         return
     assert found.score == pytest.approx(expected, rel=1e-5)
     assert found.probability is None

@@ -162,7 +162,7 @@ def test_the_model_and_the_random_state_are_left_as_found() -> None:
     [name for name, each in METHODS.items() if each.formula == "steps" and name not in DETECTING],
 )
 def test_with_chunks_of_one_no_pass_has_two_images(method: str) -> None:
-    attending = method in ("rollout", "chefer", "legrad")
+    attending = method in ("rollout", "chefer", "agcam", "legrad")
     model = built(vit) if attending else built(small)
     layer = "encoder.layers.encoder_layer_2" if attending else "relu2"
     sizes = set()

@@ -248,7 +248,7 @@ def test_a_target_object_in_a_query(client: TestClient, cat: bytes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rollout", "chefer", "legrad"])
+@pytest.mark.parametrize("method", ["rollout", "chefer", "agcam", "legrad"])
 def test_a_transformers_attention(dense: TestClient, method: str) -> None:
     found = explained(ask(dense, "vit", PHOTO, 5, method=method))
     assert found["layer"] == "input"
@@ -340,7 +340,7 @@ def test_a_target_is_placed_for_activations_too(dense: TestClient) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["rollout", "chefer", "legrad", "shapleycam"])
+@pytest.mark.parametrize("method", ["rollout", "chefer", "agcam", "legrad", "shapleycam"])
 @pytest.mark.parametrize(
     "target",
     [

@@ -227,7 +227,7 @@ def test_what_cannot_be_asked(
     check(response, 422, "invalid-parameter", *words, pointer=pointer)
 
 
-@pytest.mark.parametrize("method", ["rollout", "chefer", "legrad"])
+@pytest.mark.parametrize("method", ["rollout", "chefer", "agcam", "legrad"])
 def test_a_method_that_the_model_cannot_do(client: TestClient, cat: bytes, method: str) -> None:
     response = client.post(EXPLAIN, params={"method": method}, content=cat, headers=PNG)
     check(
