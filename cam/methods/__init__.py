@@ -247,6 +247,12 @@ _BUILT_IN: Final[dict[str, Method]] = {
             class_dependence="weak",
         ),
         _at_input(
+            "lrp",
+            "the score shared out backwards from layer to layer, by rules",
+            function="cam.methods.relevance:lrp",
+            signed=True,
+        ),
+        _at_input(
             "rollout",
             "attention followed from layer to layer, whatever the class",
             function="cam.methods.attention:rollout",

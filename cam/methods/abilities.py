@@ -14,6 +14,7 @@ from cam.methods.attention import attention_problems
 from cam.methods.biases import require_biases
 from cam.methods.head import pooled_head
 from cam.methods.perturbation import NO_VALUES
+from cam.methods.relevance import lrp_problem
 from cam.outputs.output import forward, total
 from cam.outputs.reading import AUTO, Reading
 
@@ -41,6 +42,8 @@ def unsuited(
         require_biases(model)
     except MethodUnsuited as error:
         problems["fullgrad"] = str(error)
+    if not (stop := gradient_stop(model)) and (problem := lrp_problem(model, image, reading)):
+        problems["lrp"] = problem
     if output.detections is None:
         problems |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.kind != "classes":
@@ -58,7 +61,7 @@ def unsuited(
             pooled_head(model, image, layer, grid, reading)
         except CamError as error:
             problems["cam"] = str(error)
-    if stop := gradient_stop(model):
+    if stop:
         problems |= _without_gradients(model, image, layer, reading, stop)
     return problems
 

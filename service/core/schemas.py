@@ -210,7 +210,7 @@ class MapFacts(Open):
     completeness: Completeness | None = Field(
         None,
         description="Only for methods whose attributions should add up to the score: "
-        "integratedgradients, expectedgradients and fullgrad.",
+        "integratedgradients, expectedgradients, fullgrad and lrp.",
     )
     passes: Passes | None = Field(None, description=TERMS["passes"])
     scores: dict[str, Score] | None = Field(

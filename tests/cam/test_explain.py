@@ -200,7 +200,7 @@ def test_a_model_in_training_is_explained_in_eval_mode_and_left_training() -> No
 STEPS = [
     name
     for name, method in METHODS.items()
-    if method.formula == "steps" and name not in (*ATTENDING, *DETECTING)
+    if method.formula == "steps" and name not in (*ATTENDING, *DETECTING, "lrp")
 ]
 
 

@@ -16,8 +16,9 @@ from tests.cam.nets import images, small
 STEPS = [
     name
     for name, method in METHODS.items()
-    # These need attention, and the last a detector.
-    if method.formula == "steps" and name not in ("rollout", "chefer", "agcam", "legrad", "drise")
+    # These need attention, or modules alone; the last a detector.
+    if method.formula == "steps"
+    and name not in ("rollout", "chefer", "agcam", "legrad", "lrp", "drise")
 ]
 GRAPHS = {
     "gradient",

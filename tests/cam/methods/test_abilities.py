@@ -29,8 +29,8 @@ MODELS = {
 CANNOT = {
     "resnet18": {"rollout", "chefer", "agcam", "legrad"},
     "vgg11": {"rollout", "chefer", "agcam", "legrad", "cam"},
-    "vit": {"cam", "fullgrad", "guidedbackprop", "guidedgradcam"},
-    "segmenter": {"rollout", "chefer", "agcam", "legrad", "cam", "finercam"},
+    "vit": {"cam", "lrp", "fullgrad", "guidedbackprop", "guidedgradcam"},
+    "segmenter": {"rollout", "chefer", "agcam", "legrad", "cam", "finercam", "lrp"},
 }
 
 
@@ -49,7 +49,7 @@ def test_what_is_said_is_what_happens(name: str) -> None:
     assert set(cannot) & set(DETECTING) == boxes
     assert set(cannot) - boxes == CANNOT.get(name, set(cannot) - boxes)
     assert hook_count(model) == 0
-    for method in ("cam", "finercam", "fullgrad", "guidedbackprop", *ATTENDING, "odam"):
+    for method in ("cam", "finercam", "fullgrad", "guidedbackprop", *ATTENDING, "lrp", "odam"):
         refused: CamError | None = None
         try:
             explain(model, x, method=method, layer=layer)

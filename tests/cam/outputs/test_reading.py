@@ -198,7 +198,7 @@ def test_every_method_that_takes_it_says_the_same_probability(method: str) -> No
                 ended, x, target=[0, 1], method=method, layer="0.1", budget=8
             )
         except MethodUnsuited:
-            assert method in (*ATTENDING, *DETECTING, "cam")
+            assert method in (*ATTENDING, *DETECTING, "cam", "lrp")
             continue
         assert negative.probability == pytest.approx(1 - p, rel=1e-5)
         assert positive.probability == pytest.approx(p, rel=1e-5)
