@@ -44,6 +44,8 @@ class AnswerOptions:
     """Whether the evidence of the photo is measured, by one more pass."""
     alternatives: int = 3
     """Number of the most probable tokens that are listed for each token."""
+    scored: str | None = None
+    """A word or phrase of the answer whose map is scored: `ExplainedAnswer.scores`."""
 
     def check(self) -> None:
         """Check the values.
@@ -90,6 +92,17 @@ class AnswerToken:
     log p(token | blurred photo, text before it). None where it was not measured."""
 
 
+@dataclass(frozen=True)
+class WordScores:
+    """How good the map of a word is, as shares of the word's probability."""
+
+    deletion: float
+    """Area under its probability while the hottest pixels are blurred; lower is better."""
+    insertion: float
+    """Area under its probability while the hottest pixels are put into the blurred photo; higher is
+    better."""
+
+
 @dataclass(frozen=True, eq=False)
 class AnswerWord:
     """A word of an answer, or a phrase of several words."""
@@ -131,6 +144,9 @@ class ExplainedAnswer:
     image_tokens: int
     memory: int
     """Bytes that the model's cache and its hidden states took."""
+    scores: WordScores | None = None
+    """Scores of the map of the word or phrase that the options name; None if the answer does not
+    have it."""
 
     def phrase(self, text: str) -> AnswerWord | None:
         """Return the first words of the answer that are a text, as one; None if there are none.
@@ -169,27 +185,24 @@ def word_of(tokens: Sequence[AnswerToken], start: int, stop: int) -> AnswerWord:
 
 
 def words_of(tokens: Sequence[AnswerToken]) -> tuple[AnswerWord, ...]:
-    """Group tokens to words. A word begins at a token that begins with a space or follows one, and
-    at a change between letters or digits and other signs; tokens without a sign belong to none."""
-    words: list[AnswerWord] = []
-    start: int | None = None
+    """Group tokens to words: what stands between spaces, without the signs before and behind it,
+    which are words of their own. Tokens without a sign belong to none."""
+    runs: list[list[int]] = []
+    fresh = True
     for number, token in enumerate(tokens):
         text = token.text.strip()
-        if start is not None and (
-            not text
-            or token.text[0].isspace()
-            or tokens[number - 1].text[-1:].isspace()
-            or ALONE.search(text)
-            or _is_word(text) != _is_word(tokens[number - 1].text)
-        ):
-            words.append(word_of(tokens, start, number))
-            start = None
-        if text and start is None:
-            start = number
-    if start is not None:
-        words.append(word_of(tokens, start, len(tokens)))
+        fresh = fresh or token.text[:1].isspace() or ALONE.search(text) is not None
+        if text:
+            if fresh:
+                runs.append([])
+            runs[-1].append(number)
+            fresh = ALONE.search(text) is not None
+        fresh = fresh or token.text[-1:].isspace()
+    words: list[AnswerWord] = []
+    for run in runs:
+        spoken = [number for number in run if any(map(str.isalnum, tokens[number].text))]
+        first, last = (spoken[0], spoken[-1] + 1) if spoken else (run[-1] + 1, run[-1] + 1)
+        for start, stop in ((run[0], first), (first, last), (last, run[-1] + 1)):
+            if start < stop:
+                words.append(word_of(tokens, start, stop))
     return tuple(words)
-
-
-def _is_word(text: str) -> bool:
-    return any(sign.isalnum() for sign in text)

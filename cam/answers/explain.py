@@ -28,6 +28,7 @@ from cam.answers.answer import (
 )
 from cam.answers.image_tokens import on_photo
 from cam.answers.methods import OWN_PASSES, blurred
+from cam.answers.scores import scores_of
 from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
 from cam.drawing.heatmap import Float
@@ -102,7 +103,7 @@ def answer_in_steps(
         tokens = [replace(one, map=one_map) for one, one_map in zip(tokens, found, strict=True)]
     if options.evidence and tokens:
         tokens = _with_evidence(model, asked, photo, question, tokens)
-    return ExplainedAnswer(
+    answer = ExplainedAnswer(
         question=question.strip(),
         text="".join(token.text for token in tokens).strip(),
         method=options.method,
@@ -114,6 +115,12 @@ def answer_in_steps(
         image_tokens=len(asked.image),
         memory=memory,
     )
+    word = None if options.scored is None else answer.phrase(options.scored)
+    if word is None:
+        return answer
+    ids = [token.id for token in tokens]
+    scores = yield from scores_of(model, asked, photo, question, ids, word)
+    return replace(answer, scores=scores)
 
 
 def _greedy(
@@ -154,8 +161,9 @@ class _TokenMaps:
         self._rows: dict[int, Float] = {}
         self._image: Float | None = None
         self._words: list[tuple[int, Float]] = []
-        """The text that was read: each token, and its last hidden state (D,)."""
-        self._said: list[int] = []
+        """The text before the next token: each token of the question with its last hidden state
+        (D,), and each of the answer with the state that it was said from, as the authors' code
+        does."""
 
     def map_of(self, token: int, read: Read, method: AnswerMethod) -> Float:
         """Return the map of the next token, float32 (h, w).
@@ -168,15 +176,9 @@ class _TokenMaps:
         if self._image is None:
             ids = asked.inputs["input_ids"][0]
             self._image = _numpy(hidden[asked.image])
-            heard = asked.words.tolist()
-            last = asked.length - 1
             self._words = [
-                (int(ids[place]), _numpy(hidden[place]))
-                for place in (heard if last in heard else [*heard, last])
+                (int(ids[place]), _numpy(hidden[place])) for place in asked.words.tolist()
             ]
-        else:
-            self._words.append((self._said[-1], _numpy(hidden[-1])))
-        self._said.append(token)
         row = self._row(token)
         own = activation(self._image, row)
         if method == "tam":
@@ -190,6 +192,7 @@ class _TokenMaps:
             for tile in asked.tiles:
                 smooth[tile.tokens] = rank_gaussian(own[tile.tokens])
             own = smooth
+            self._words.append((token, _numpy(hidden[-1])))
         return on_photo(own, asked.tiles)
 
     def _row(self, token: int) -> Float:
@@ -220,7 +223,9 @@ class _Text:
 
     def with_token(self, token: int) -> str:
         """Return what a token would add."""
-        whole = self._model.tokenizer.decode([*self._ids, token], skip_special_tokens=False)
+        whole = self._model.tokenizer.decode(
+            [*self._ids, token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         # The bytes of a letter may be spread over several tokens; the last one adds the letter.
         if whole.endswith("\ufffd") and len(whole) <= len(self._text) + 1:
             return ""

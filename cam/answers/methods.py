@@ -99,7 +99,7 @@ def occlusion(
     height, width = photo.shape[:2]
     rows, columns = min(CELLS, height), min(CELLS, width)
     without = blurred(photo)
-    whole = _likely(model, asked, tokens)
+    whole = likely(model, asked, tokens)
     falls = np.zeros((len(tokens), rows, columns), np.float32)
     for number in range(rows * columns):
         row, column = divmod(number, columns)
@@ -109,7 +109,7 @@ def occlusion(
         )
         changed = photo.copy()
         changed[part] = without[part]
-        left = _likely(model, model.with_photo(asked, changed, question), tokens)
+        left = likely(model, model.with_photo(asked, changed, question), tokens)
         falls[:, row, column] = np.maximum(whole - left, 0)
         yield AnswerProgress(number + 1, rows * columns, "occlusion")
     return list(falls)
@@ -131,13 +131,13 @@ def blurred(photo: Photo) -> Photo:
     return np.full_like(photo, np.rint(mean))
 
 
-def _likely(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Float:
+def likely(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Float:
     """Return the log-probability of each token, float32 (T,)."""
     with torch.no_grad():
         read, _ = model.read(asked, tokens, use_cache=False)
     rows = read.logits[:-1].log_softmax(-1)
-    likely: Float = rows[torch.arange(len(tokens)), list(tokens)].cpu().numpy()
-    return likely
+    found: Float = rows[torch.arange(len(tokens)), list(tokens)].cpu().numpy()
+    return found
 
 
 def _blocks(model: VisionLanguageModel) -> nn.ModuleList:

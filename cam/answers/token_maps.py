@@ -37,7 +37,9 @@ def without_interference(own: Float, earlier: Sequence[Float], weights: Sequence
     Args:
         own: A, the token's activation at the image tokens, float32 (N,), at least 0.
         earlier: A_k, the activations of the words before it.
-        weights: r_k, how strongly each of these words says the token: relu(h_k · w_c).
+        weights: r_k, how strongly each of these words says the token: relu(h_k · w_c), with the
+            state h_k of a word of the question, or the state that a word of the answer was said
+            from.
 
     Returns:
         float32 (N,).

@@ -290,9 +290,7 @@ class VisionLanguageModel:
             read, output = self.read_on(said[-1], past)
             steps.append(read.logits[-1])
             said.append(int(steps[-1].argmax()))
-        generated = self.model.generate(
-            **asked.inputs, max_new_tokens=TRIAL_TOKENS, do_sample=False, num_beams=1
-        )
+        generated = self._generated(asked)
         theirs = generated[0, -len(said) :].tolist()
         if theirs != said:
             raise ModelError(
@@ -310,6 +308,22 @@ class VisionLanguageModel:
             f"the {type(self.model).__name__} reads a given answer otherwise than one that it "
             "says itself"
         )
+
+    def _generated(self, asked: Asked) -> Tensor:
+        """Return the tokens of the model's own `generate`, at each step the most probable one. The
+        model's settings may penalise repetitions, so others stand in for them."""
+        own = self.model.generation_config
+        self.model.generation_config = type(own)(
+            max_new_tokens=TRIAL_TOKENS,
+            do_sample=False,
+            eos_token_id=sorted(self.ends) or None,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        try:
+            made: Tensor = self.model.generate(**asked.inputs)
+        finally:
+            self.model.generation_config = own
+        return made
 
     def _check_head(self, read: Read) -> None:
         made = self.head(read.hidden[-1].to(self.dtype)).float()
@@ -384,6 +398,8 @@ class VisionLanguageModel:
         return f"{token}{question}"
 
     def _processed(self, photo: Photo, text: str) -> dict[str, Any]:
+        if not photo.flags.writeable:  # torch would warn of it
+            photo = photo.copy()
         try:
             inputs = self.processor(images=[photo], text=[text], return_tensors="pt")
         except Exception as error:  # processors may raise anything about a photo

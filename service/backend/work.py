@@ -9,7 +9,15 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Concept, Observation, Question, Target, TextTarget
+from cam import (
+    AnswerOptions,
+    Concept,
+    ExplainedAnswer,
+    Observation,
+    Question,
+    Target,
+    TextTarget,
+)
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import Drift, ServedAnswer
@@ -114,6 +122,19 @@ class ReadText(Work[TextTarget]):
     text: str
     minus: str | None = None
     against: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerQuestion(Work[ExplainedAnswer]):
+    """Answers a question about one image and explains each word, of a model that answers. Its
+    progress is the tokens, one by one: `cam.answers.answer.AnswerProgress`."""
+
+    pixels: Pixels
+    """The photo, of any size: the model's own processor resizes it."""
+    question: str
+    options: AnswerOptions
+    until: float | None = None
+    """Time of `time.monotonic` at which the answer is cut off."""
 
 
 @dataclass(frozen=True)

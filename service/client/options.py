@@ -92,6 +92,24 @@ class EvaluateOptions(Options, total=False):
     region: RegionObject
 
 
+class AnswerOptions(TypedDict, total=False):
+    """Parameters of `answer`. The question is an argument of its own."""
+
+    answer: str
+    max_tokens: int
+    method: Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+    evidence: bool
+    alternatives: int
+    word: str
+    evaluate: bool
+    output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
+    threshold: float
+    colormap: str
+    opacity: float
+    normalize: Literal["minmax", "percentile", "none"]
+    size: Literal["image", "layer"]
+
+
 class AuditOptions(TypedDict, total=False):
     """Parameters of `audit`: without them, the usual methods, layers and metrics are measured."""
 

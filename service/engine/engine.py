@@ -21,10 +21,12 @@ from cachetools import LRUCache
 from torch import Tensor
 
 from cam import (
+    AnswerOptions,
     CamError,
     ClassTarget,
     Question,
     TextTarget,
+    answer_in_steps,
     embed,
     explain_batch,
     explain_in_steps,
@@ -44,6 +46,7 @@ from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
 from service.backend.work import (
     NOTHING,
+    AnswerQuestion,
     Embed,
     Evaluate,
     Explain,
@@ -89,6 +92,9 @@ log = logging.getLogger(__name__)
 Steps = Generator[Progress, None, object]
 NO_PIXELS: Final = np.zeros((0, 0, 3), np.uint8)
 """The pixels of an item whose work needs no image."""
+ANSWERS_AT_ONCE: Final = 4
+"""Number of answers that a model gives at a time: each holds the keys and values of what it has
+read."""
 TEXTS: Final = 1024
 """Number of texts whose embeddings are kept."""
 _OfImage = Explain | Evaluate | Randomise | Observe | Factorise | Embed
@@ -134,6 +140,7 @@ class Engine:
         self._group = min(group, model.max_batch)
         self._metrics = metrics
         self._randomising = asyncio.Lock()
+        self._answering = asyncio.Semaphore(ANSWERS_AT_ONCE)
         self.randomising = 0
         """Number of images for which the weights are randomised, or will be, one at a time: each
         holds a second copy of the weights."""
@@ -179,6 +186,10 @@ class Engine:
     async def warm(self) -> None:
         """Run one image, prepare the fast path, run the largest batch, so that no request pays the
         cost of a first run, and choose the size of batches."""
+        if self.model.answering:
+            work = AnswerQuestion(self._sample(), "a", AnswerOptions(max_tokens=2))
+            await self.ask(work)
+            return
         await self._batch(1)
         if self.model.paths:
             worth = self._images * await self._batch(1)
@@ -268,7 +279,10 @@ class Engine:
         several of one-pass methods, which share the forward pass. The weights are randomised for
         one image at a time."""
         item = self._item(work)
-        if not isinstance(work, Randomise):
+        if isinstance(work, AnswerQuestion):
+            async with self._answering:
+                outcome = await self._finished(item, progress)
+        elif not isinstance(work, Randomise):
             outcome = await self._finished(item, progress)
         else:
             self.randomising += 1
@@ -298,9 +312,23 @@ class Engine:
                 return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels), "background")
             case Observe() | Factorise() | Embed():
                 return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels))
+            case AnswerQuestion():
+                return _Item(work.pixels, (NOTHING,), self._answer(work))
             case ReadText():
                 return _Item(NO_PIXELS, (NOTHING,), self._read(work))
         raise TypeError(f"{type(work).__name__} is not about one image")
+
+    def _answer(self, work: AnswerQuestion) -> Steps:
+        """Answer a question in the worker thread, a token a step."""
+        assert self.model.answering  # the pipeline asks no other model
+        until = work.until
+        return answer_in_steps(
+            self.model.answering,
+            work.pixels,
+            work.question,
+            work.options,
+            stop=lambda: until is not None and monotonic() > until,
+        )
 
     def _read(self, work: ReadText) -> Steps:
         """Encode a text in the worker thread, in one step."""

@@ -26,6 +26,7 @@ from cam.errors import InvalidPrompt
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
+from service.loading.answering import SHAPES, check_answering, is_answering
 from service.loading.class_mixture import PACKAGE as SENTENCES
 from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.graph import FORMS, GraphError, Wish, read_graph
@@ -37,6 +38,7 @@ from service.loading.huggingface import (
     module_of,
     place_of,
     prepared,
+    transformers_of,
 )
 from service.loading.transforms import CROP_FITS, preprocessing_of, with_stated
 from service.loading.weights import (
@@ -214,10 +216,13 @@ def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
 
 
 def _is_embedded(entry: ModelEntry, what: str) -> None:
-    if entry.source == OF_PROMPTS:
+    if entry.source == SHAPES:
+        transformers_of(entry)
+        check_answering(entry)
+    elif entry.source == OF_PROMPTS:
         _takes_prompts(entry)
     elif entry.source != EMBEDDED.source:
-        names = [name.partition(":")[2] for name in (EMBEDDED.source, OF_PROMPTS)]
+        names = [name.partition(":")[2] for name in (EMBEDDED.source, OF_PROMPTS, SHAPES)]
         raise _unknown(entry, what, names, "there is no embedded model")
 
 
@@ -253,6 +258,12 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
         raise entry.mistake("prompts", str(error)) from None
     reason = "the prompts are compared with each other"
     return Built(mixture, preprocessing, mixture.labels, "", Reading(None, "softmax"), reason)
+
+
+def _check_huggingface(entry: ModelEntry, what: str) -> None:
+    check_place(entry, what)
+    if Path(place_of(entry, what)).is_dir() and is_answering(entry):
+        check_answering(entry)
 
 
 def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -432,7 +443,7 @@ CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
     "embedded": _is_embedded,
     "torchvision": _dense,
     "timm": _known_to_timm,
-    "hf": check_place,
+    "hf": _check_huggingface,
     "onnx": _graph_file,
     "openvino": _graph_file,
     "factory": _function,

@@ -57,7 +57,7 @@ class ModelEntry(BaseModel):
         ),
         description=(
             "`embedded:efficientnet-lite0`, `embedded:efficientnet-lite0-prompts`, "
-            "`torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
+            "`embedded:shapes`, `torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
             "TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, "
             "`onnx:FILE.onnx` or `openvino:FILE.xml` (from the TOML file's folder), or "
             "`factory:package.module:function`, your own function that returns a module"

@@ -104,7 +104,16 @@ def known_colormap(colormap: str | None) -> str | None:
     return colormap
 
 
-class PredictParameters(StrictModel):
+class ImageParameters(StrictModel):
+    """Parameters of any work on an image."""
+
+    @property
+    def costly(self) -> bool:
+        """Whether an image needs many passes through the model, or many maps."""
+        return False
+
+
+class PredictParameters(ImageParameters):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
@@ -116,11 +125,6 @@ class PredictParameters(StrictModel):
             "photo with a border."
         ),
     )
-
-    @property
-    def costly(self) -> bool:
-        """Whether an image needs many passes through the model, or many maps."""
-        return False
 
 
 class Parameters(PredictParameters):

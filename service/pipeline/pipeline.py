@@ -9,24 +9,43 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 from PIL import Image
 
-from cam import ClassTarget, Concept, Explanation, Observation, Question, SimilarityTarget, Target
+from cam import (
+    AnswerOptions,
+    ClassTarget,
+    Concept,
+    Explanation,
+    Observation,
+    Question,
+    SimilarityTarget,
+    Target,
+)
+from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.timings import Timings
-from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe, ReadText
+from service.backend.work import (
+    AnswerQuestion,
+    Embed,
+    Evaluate,
+    Explain,
+    Factorise,
+    Observe,
+    ReadText,
+)
 from service.core import schemas
-from service.core.errors import NotAcceptable, Problem
+from service.core.errors import InvalidParameter, NotAcceptable, Problem, UnsuitedModel
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
@@ -34,6 +53,8 @@ from service.limits.counters import ServiceCounts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import Fit, ModelInput
+from service.pipeline.answer_parameters import AnswerParameters
+from service.pipeline.answers import AnswerResult
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.evaluation import (
     Map,
@@ -61,6 +82,9 @@ from service.pipeline.parameters import (
 from service.pipeline.resolve import cheapest, layers_of, placed, questions_of, target_of
 from service.pipeline.result import ImageResult, require_few_numbers
 
+ANSWERED_SIDE: Final = 1024
+"""Longer side, in pixels, to which a photo is reduced before a question about it is answered."""
+T = TypeVar("T")
 SMALL_JPEG_BYTES: Final = 128 * 1024
 """Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
 malicious file, while a thread takes longer to start and to return. Malicious headers of the other
@@ -304,7 +328,7 @@ class Pipeline:
                 return await pool.run(lambda: draw_gallery(observed, parameters, media_type))
 
     async def input_of(
-        self, model: ModelInfo, instance: Instance[P], priority: Priority
+        self, model: ModelInfo, instance: Instance[PredictParameters], priority: Priority
     ) -> tuple[ModelInput, list[str]]:
         """Return what the model sees of one image, and the decoder's warnings.
 
@@ -315,6 +339,63 @@ class Pipeline:
         async with self._opened(model, instance, timings, priority) as (encoded, pool):
             _, seen = await self._seen(model, instance, encoded, pool, timings)
             return seen, list(encoded.warnings)
+
+    async def answer(
+        self,
+        replicas: ModelBackend,
+        instance: Instance[AnswerParameters],
+        timings: Timings,
+        progress: Listener | None = None,
+        until: float | None = None,
+    ) -> AnswerResult:
+        """Answer a question about one photo and explain each word.
+
+        Args:
+            progress: is called with each token as soon as it is said.
+            until: time of `time.monotonic` at which the answer is cut off.
+
+        Raises:
+            Problem: if the question of this instance cannot be answered.
+        """
+        asked = instance.parameters
+        if not asked.question.strip():
+            problem = InvalidParameter(
+                "question is empty; ask one, as in 'what is in the picture?'"
+            )
+            raise problem.at(instance.origins.get("question", "/parameters/question"))
+        if asked.evaluate and asked.word is None:
+            problem = InvalidParameter("evaluate scores the map of one word; name it by word")
+            raise problem.at(instance.origins.get("evaluate", "/parameters/evaluate"))
+        async with self._opened(replicas.model, instance, timings) as (encoded, pool):
+
+            def work() -> tuple[tuple[int, int], Picture]:
+                with timings.phase("decode", self._metrics):
+                    photo = encoded.decode()
+                    size = photo.size
+                    photo.thumbnail((ANSWERED_SIDE, ANSWERED_SIDE), Image.Resampling.LANCZOS)
+                    return size, np.asarray(photo)
+
+            try:
+                size, pixels = await pool.run(work)
+            except Problem as problem:
+                raise problem.at(instance.pointer) from None
+        # What follows takes seconds, and holds the small photo alone.
+        options = AnswerOptions(
+            answer=asked.answer,
+            max_tokens=asked.max_tokens,
+            method=asked.method,
+            evidence=asked.evidence,
+            alternatives=asked.alternatives,
+            scored=asked.word if asked.evaluate else None,
+        )
+        question = AnswerQuestion(pixels, asked.question, options, until)
+        outcome = await replicas.ask(question, progress=progress)
+        timings.note_outcome(outcome)
+        return AnswerResult(instance, outcome.value, pixels, size, encoded.warnings)
+
+    async def draw_answer(self, draw: Callable[[], T]) -> T:
+        """Run the drawing of an answer in a thread for small images."""
+        return await self._budgets["interactive"].small.run(draw)
 
     @asynccontextmanager
     async def _opened(
@@ -331,6 +412,7 @@ class Pipeline:
             Problem: if the bytes are no image, or the image is too large.
         """
         budget = self._budgets[priority]
+        _require_kind(model, instance)
 
         def open_photo() -> EncodedPhoto:
             if isinstance(instance.image, Problem):
@@ -469,7 +551,7 @@ class Pipeline:
     async def _seen(
         self,
         model: ModelInfo,
-        instance: Instance[P],
+        instance: Instance[PredictParameters],
         encoded: EncodedPhoto,
         pool: PhotoPool,
         timings: Timings,
@@ -578,6 +660,21 @@ class Pipeline:
             timings.note_outcome(outcome)
             targets[layer] = outcome.value
         return targets
+
+
+def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
+    """Check that a model that answers is asked a question, and that no other one is.
+
+    Raises:
+        UnsuitedModel: if it is not so.
+    """
+    if model.answers != isinstance(instance.parameters, AnswerParameters):
+        raise UnsuitedModel(
+            f"model {model.name!r} answers questions about photos; ask it at :answer"
+            if model.answers
+            else f"model {model.name!r} answers no questions, but predicts {model.kind}; :answer "
+            "is for vision–language models"
+        )
 
 
 def _same(question: Question, explanation: Explanation) -> Target:

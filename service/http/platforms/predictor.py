@@ -9,15 +9,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
 from service.core.errors import Unavailable, Unexplainable
-from service.pipeline.instances import Instance
-from service.pipeline.parameters import PredictParameters
-
-P = TypeVar("P", bound=PredictParameters)
+from service.pipeline.instances import Instance, P
 
 
 class Predictor:

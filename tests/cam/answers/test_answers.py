@@ -76,20 +76,18 @@ def restated(model: VisionLanguageModel, tokens: list[int]) -> list[NDArray[np.f
     ids = prompt + tokens
     image = [place for place, one in enumerate(ids) if one == model.image_token]
     special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_encoder.values()}
-    heard = [
-        place
-        for place in range(image[0] + 1, len(prompt))
-        if ids[place] not in special or place == len(prompt) - 1
-    ]
+    heard = [place for place in range(image[0] + 1, len(prompt)) if ids[place] not in special]
     maps = []
     for number, word in enumerate(tokens):
         own = np.maximum(logits[image, word], 0)
-        before = [*heard, *range(len(prompt), len(prompt) + number)]
-        before = [place for place in before if ids[place] != word]
-        weights = np.maximum(logits[before, word], 0)
+        # Words of the question have their own states, those of the answer the ones before them.
+        before = [(ids[place], place) for place in heard]
+        before += [(ids[place], place - 1) for place in range(len(prompt), len(prompt) + number)]
+        before = [(one, place) for one, place in before if one != word]
+        weights = np.maximum(logits[[place for _, place in before], word], 0)
         rest = own
         if weights.sum() > 0:
-            earlier = np.maximum(logits[np.ix_(image, [ids[place] for place in before])], 0)
+            earlier = np.maximum(logits[np.ix_(image, [one for one, _ in before])], 0)
             mixed = earlier @ weights / weights.sum()
             if mixed @ mixed > 0:
                 rest = np.maximum(own - (own @ mixed) / (mixed @ mixed) * mixed, 0)
@@ -196,6 +194,35 @@ def test_evidence_is_the_log_ratio_to_the_blurred_photo(llava: VisionLanguageMod
     assert word.from_language is (word.evidence < 0.5)
 
 
+def test_scores_are_areas_under_the_words_probability(llava: VisionLanguageModel) -> None:
+    found = asked(llava, answer="a red cat", method="logits", evidence=False, scored="red cat")
+    word = found.phrase("red cat")
+    assert word is not None
+    assert word.map is not None
+    heat = cv2.resize(word.map, (150, 90), interpolation=cv2.INTER_LINEAR).ravel()
+    order = np.argsort(-heat, kind="stable")
+
+    def area(begin: NDArray[np.uint8], end: NDArray[np.uint8], whole: int) -> float:
+        curve = []
+        for step in range(11):
+            changed = begin.reshape(-1, 3).copy()
+            changed[order[: 90 * 150 * step // 10]] = end.reshape(-1, 3)[
+                order[: 90 * 150 * step // 10]
+            ]
+            photo = changed.reshape(PHOTO.shape)
+            options = AnswerOptions("a red cat", method="logits", evidence=False)
+            read = explain_answer(llava, photo, QUESTION, options)
+            curve.append(read.tokens[1].probability * read.tokens[2].probability)
+        mean = sum(curve) - (curve[0] + curve[-1]) / 2
+        return mean / 10 / curve[whole]
+
+    assert found.scores is not None
+    plain = blurred(PHOTO)
+    assert found.scores.deletion == pytest.approx(area(PHOTO, plain, 0), rel=2e-2)
+    assert found.scores.insertion == pytest.approx(area(plain, PHOTO, -1), rel=2e-2)
+    assert asked(llava, answer="a red cat", scored="dog").scores is None
+
+
 def test_the_blurred_photo_is_one_colour() -> None:
     plain = blurred(PHOTO)
     assert plain.shape == PHOTO.shape
@@ -223,6 +250,8 @@ def test_a_phrase_is_the_mean_of_its_words(llava: VisionLanguageModel) -> None:
         (["A", " c", "at", "."], ["A", "cat", "."]),
         (["“", "cats", "”", ",", " dogs"], ["“", "cats", "”,", "dogs"]),
         (["one\n", "two"], ["one", "two"]),
+        ([" it", "'", "s", " 3", ".", "5", "!"], ["it's", "3.5", "!"]),
+        (["..."], ["..."]),
         (["", "a", "", " b"], ["a", "b"]),
         (["猫", "と", "犬"], ["猫", "と", "犬"]),
         ([], []),

@@ -70,6 +70,12 @@ def test_a_family_is_checked_against_changes_of_the_picture_and_generate(name: s
     VisionLanguageModel(*family(name)).check()
 
 
+def test_generation_is_greedy_whatever_the_models_own_settings_are() -> None:
+    model, processor = family("llava")
+    model.generation_config.repetition_penalty = 5.0
+    VisionLanguageModel(model, processor).check()
+
+
 def test_tokens_in_another_order_are_refused() -> None:
     model, processor = family("llava")
     features = model.get_image_features

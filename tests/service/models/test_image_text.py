@@ -22,7 +22,7 @@ from tests.image_text import image_processor, image_text_model, tokenizer
 from tests.service.conftest import running_app
 from tests.service.live import ROOT, serving
 
-PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("# Answers")[0]
 PHOTO = Image.fromarray(skimage.data.coffee())
 PROMPTS = 'prompts = ["a cat", "the remote control"]'
 
