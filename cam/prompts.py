@@ -100,8 +100,7 @@ class PromptClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         embedding = self.embedding(_features(self.encoders.get_image_features(pixel_values=images)))
-        unit = embedding / embedding.norm(dim=-1, keepdim=True)
-        logits: Tensor = unit @ self.weight.T + self.bias
+        logits: Tensor = _unit(embedding) @ self.weight.T + self.bias
         return logits
 
     @torch.no_grad()
@@ -117,18 +116,14 @@ class PromptClassifier(nn.Module):
         unit = torch.cat(
             [self._embedded(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
         )
-        mean = unit.mean(0, keepdim=True)
-        scaled: Tensor = self.scale * mean / mean.norm(dim=-1, keepdim=True)
-        return scaled
+        return self.scale * _unit(unit.mean(0, keepdim=True))
 
     def _embedded(self, texts: list[str]) -> Tensor:
         """Return the unit embeddings of texts, (T, D)."""
         device = next(self.encoders.parameters()).device
         tokens = self._tokens(texts)
         given = {name: values.to(device) for name, values in tokens.items()}
-        found = _features(self.encoders.get_text_features(**given))
-        unit: Tensor = found / found.norm(dim=-1, keepdim=True)
-        return unit
+        return _unit(_features(self.encoders.get_text_features(**given)))
 
     def _tokens(self, texts: list[str]) -> Mapping[str, Tensor]:
         """Return the tokens of texts, as many for each as the text encoder reads: SigLIP's was
@@ -167,9 +162,7 @@ class PromptClassifier(nn.Module):
         Raises:
             InvalidPrompt: see `encode`; or if the text would be contrasted with itself.
         """
-        if minus is not None and text.strip() == minus.strip():
-            raise InvalidPrompt(f"{text[:80]!r} cannot be contrasted with itself")
-        rows = [self.encode(one) for one in (text, minus) if one is not None]
+        rows = [self.encode(one) for one in checked_texts(text, minus)]
         weights = torch.cat(rows).float().cpu().numpy()
         return TextTarget(text, EMBEDDING, weights, "cosine", self.bias, minus, against)
 
@@ -184,8 +177,7 @@ class PromptClassifier(nn.Module):
         given = {name: values.to(image.device) for name, values in self._tokens([text]).items()}
         theirs = float(self.encoders(pixel_values=image, **given).logits_per_image)
         embedding = _features(self.encoders.get_image_features(pixel_values=image))
-        unit = embedding / embedding.norm(dim=-1, keepdim=True)
-        ours = float(self.scale * (unit * self._embedded([text])).sum() + self.bias)
+        ours = float(self.scale * (_unit(embedding) * self._embedded([text])).sum() + self.bias)
         if not abs(ours - theirs) <= TOLERANCE * max(abs(theirs), self.scale):
             raise ModelError(
                 f"the {type(self.encoders).__name__} computes other logits ({theirs:.4g}) than its "
@@ -199,6 +191,12 @@ def _features(found: Any) -> Tensor:
     since."""
     features: Tensor = found if isinstance(found, Tensor) else found.pooler_output
     return features
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Return vectors (…, D) divided by their lengths."""
+    unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
+    return unit
 
 
 def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
@@ -222,6 +220,17 @@ def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
         twice = next(text for text, times in Counter(texts).items() if times > 1)
         raise InvalidPrompt(f"the prompt {twice[:80]!r} is there twice")
     return texts
+
+
+def checked_texts(text: str, minus: str | None) -> tuple[str, ...]:
+    """Return the text of a target, and the other text of a contrast, as `checked_prompts` does.
+
+    Raises:
+        InvalidPrompt: also if the text would be contrasted with itself.
+    """
+    if minus is not None and text.strip() == minus.strip():
+        raise InvalidPrompt(f"{text[:80]!r} cannot be contrasted with itself")
+    return checked_prompts([text] if minus is None else [text, minus])
 
 
 def filled(templates: Sequence[str], prompt: str) -> list[str]:

@@ -251,8 +251,7 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
         mixture = ClassMixture(module.eval(), *sentence_encoder(), entry.prompts, entry.templates)
     except InvalidPrompt as error:
         raise entry.mistake("prompts", str(error)) from None
-    reason = "the prompts are compared with each other"
-    return Built(mixture, preprocessing, mixture.labels, "", Reading(None, "softmax"), reason)
+    return _prompted(entry, mixture, preprocessing, "the prompts are compared with each other")
 
 
 def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -262,18 +261,24 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     module = module_of(entry, place, config, classes)
     if isinstance(module, PromptClassifier):
         _check_logits(entry, module, preprocessing)
-        return _prompted(entry, module, preprocessing)
+        has = "no bias" if module.activation == "softmax" else "a bias"
+        reason = f"the logits of the image–text model have {has}"
+        return _prompted(entry, module, preprocessing, reason)
     labels = labels_of(entry, config) if classes is None else ()
     return Built(module, preprocessing, labels)
 
 
-def _prompted(entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing) -> Built:
-    """Return the classifier of an image–text model, with its activation."""
-    reading, reason = Reading(None, entry.activation), ""
+def _prompted(
+    entry: ModelEntry,
+    module: PromptClassifier | ClassMixture,
+    preprocessing: Preprocessing,
+    reason: str,
+) -> Built:
+    """Return a classifier of prompts, with its own activation for the reason given, unless the
+    entry sets another one."""
+    reading = Reading(None, entry.activation)
     if entry.activation == "auto":
         reading = Reading(None, module.activation)
-        has = "a bias" if module.activation == "sigmoid" else "no bias"
-        reason = f"the logits of the image–text model have {has}"
     return Built(module, preprocessing, module.labels, reading=reading, reason=reason)
 
 

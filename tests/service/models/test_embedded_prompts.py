@@ -120,6 +120,27 @@ def test_a_text_has_the_map_that_it_has_as_a_prompt(served: ServedModel) -> None
     assert one.score == pytest.approx(other.score, rel=1e-5)
 
 
+def test_a_text_is_no_contrast_of_itself(served: ServedModel) -> None:
+    module: Any = served.module
+    with pytest.raises(InvalidPrompt, match="'a cat ' cannot be contrasted with itself"):
+        module.text_target("a cat ", "a cat")
+
+
+@pytest.mark.parametrize(
+    ("line", "activation", "reason"),
+    [
+        ("", "softmax", "the prompts are compared with each other"),
+        ('activation = "sigmoid"', "sigmoid", "it is set in the model's entry"),
+    ],
+)
+def test_the_activation_is_that_of_the_entry(
+    tmp_path: Path, line: str, activation: str, reason: str
+) -> None:
+    found = load(entry(tmp_path, f'prompts = ["a cat", "a dog"]\n{line}'))
+    assert (found.activation, found.activation_reason) == (activation, reason)
+    assert found.reading.activation == activation
+
+
 def test_a_contrast_lies_elsewhere(served: ServedModel) -> None:
     """Why a spacecraft and not a helmet, and the other way round."""
     first, second = PROMPTS.index("a spacecraft"), PROMPTS.index("a helmet")
