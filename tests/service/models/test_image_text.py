@@ -192,13 +192,15 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/language.md, with a tiny model in place of the one that would need the internet."""
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "clip")
-    embedded, toml = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    embedded, toml, laion = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "words.toml").write_text(embedded)
     (words,) = read_catalog(tmp_path / "words.toml")
     assert load(words).labels.names[1] == "a spoon"
     (tmp_path / "models.toml").write_text(re.sub(r'"hf:[^"]*"', '"hf:clip"', toml))
     (read,) = read_catalog(tmp_path / "models.toml")
     assert load(read).labels.names == ("a cat", "a remote control", "a photo")
+    (tmp_path / "laion.toml").write_text(laion)
+    check(read_catalog(tmp_path / "laion.toml")[0])
     space: dict[str, Any] = {
         "photo": PHOTO,
         "pixels": torch.randn(1, 3, 64, 64),
