@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.hooks.attention import Aside, attending, depends, token_count
+from cam.hooks.attention import (
+    Aside,
+    PooledByAttention,
+    attending,
+    depends,
+    pooling,
+    token_count,
+)
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
@@ -69,32 +76,46 @@ def chefer(subject: Subject) -> Steps:
 
 def legrad(subject: Subject) -> Steps:
     """map = mean_l mean_heads mean_rows relu(∂y_l/∂A_l), y_l the score that the model's head gives
-    the tokens as they leave layer l.
+    the tokens as they leave layer l. Where an attention of the head pools the tokens, as SigLIP's
+    does, A_l is its matrix for these tokens, (heads, queries, N).
 
-    Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8.
+    Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8; a pooling head as in their package.
     """
     if subject.reads_earlier:
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
+    pools: list[Tensor] = []
     grid, matrices, left = _by_block(
-        subject.model, subject.image, lambda image: (total(subject.outputs(image)),)
+        subject.model, subject.image, lambda image: (total(subject.outputs(image)),), pools
     )
     replay = Replay(subject.model, list(left)[-1], subject.image)
-    rows = []
+    tokens = matrices[0].shape[-1]
+    layers = []  # of each layer the rows of the targets, (targets, N)
     with torch.inference_mode(False), torch.enable_grad():
-        scores = torch.cat(  # (layers, targets)
-            [
-                subject.scores_of(subject.replayed_outputs(replay, some))
-                for some in torch.split(torch.cat([*left.values()]), subject.chunk)
-            ]
-        )
-        for turn in range(len(subject.targets)):
-            summed = torch.zeros(matrices[0].shape[-1], device=subject.image.device)
-            for matrix, score in zip(matrices, scores[:, turn], strict=True):
-                (gradient,) = _gradients(score, [matrix])
-                summed += gradient[0].float().relu().mean((0, 1))
-            rows.append(summed / len(matrices))
+        if pools:
+            for some in left.values():
+                with pooling(tokens) as matrices:
+                    scores = subject.scores_of(subject.replayed_outputs(replay, some.detach()))
+                layers.append(_raising(scores[0], matrices))
+        else:
+            scores = torch.cat(  # (layers, targets)
+                [
+                    subject.scores_of(subject.replayed_outputs(replay, some))
+                    for some in torch.split(torch.cat([*left.values()]), subject.chunk)
+                ]
+            )
+            layers = [_raising(row, [matrix]) for row, matrix in zip(scores, matrices, strict=True)]
     yield Progress(1, 1)
-    return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
+    return Attribution(_on_patches(grid, torch.stack(layers).mean(0)), grid=grid)
+
+
+def _raising(scores: Tensor, matrices: list[Tensor]) -> Tensor:
+    """Return mean_heads mean_rows relu(∂y/∂A), summed over the matrices, for each of the scores
+    (targets,): float32 (targets, N)."""
+    rows = []
+    for score in scores:
+        raising = [gradient[0].float().relu() for gradient in _gradients(score, matrices)]
+        rows.append(torch.stack([each.mean((0, 1)) for each in raising]).sum(0))
+    return torch.stack(rows)
 
 
 def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> dict[str, str]:
@@ -104,25 +125,31 @@ def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO)
     def scores(image: Tensor) -> Scores:
         return (total(forward(model, image, reading)),)
 
+    problems = {}
     try:
         attended(model, image, scores)
     except MethodUnsuited as error:
-        return dict.fromkeys(("rollout", "chefer", "legrad"), str(error))
+        problems = dict.fromkeys(("rollout", "chefer"), str(error))
     try:
-        _by_block(model, image, scores)
+        _by_block(model, image, scores, [])
     except MethodUnsuited as error:
-        return {"legrad": str(error)}
-    return {}
+        problems["legrad"] = str(error)
+    return problems
 
 
 def attended(
-    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores]
+    model: nn.Module,
+    image: Tensor,
+    run: Callable[[Tensor], Scores],
+    pools: list[Tensor] | None = None,
 ) -> tuple[Grid, list[Tensor], Scores]:
     """Record the attention matrices of one forward pass.
 
     Args:
         image: (1, C, H, W).
         run: makes the forward pass of the image, and returns the scores that are explained.
+        pools: list to which outputs of attentions are added that pool the tokens and on which a
+            score depends, instead of raising an error.
 
     Returns:
         The grid on which the N tokens of the attention lie, the matrices (1, heads, N, N) in
@@ -137,9 +164,11 @@ def attended(
         aside: Aside = []
         with attending(aside) as matrices:
             scores = run(image)
-            for mixed, error in aside:
-                if any(depends(score, mixed) for score in scores):
+            read = [it for it in aside if any(depends(score, it[0]) for score in scores)]
+            for mixed, error in read:
+                if pools is None or any(type(why) is not PooledByAttention for _, why in read):
                     raise error
+                pools.append(mixed)
     grid = token_grid(model, image, tokens)
     if grid is None:
         raise MethodUnsuited(
@@ -162,9 +191,10 @@ def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]
 
 
 def _by_block(
-    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores]
+    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores], pools: list[Tensor]
 ) -> tuple[Grid, list[Tensor], dict[str, Tensor]]:
     """Return the grid, the matrices, and the tokens (1, …) that each block returns, by its name.
+    For `pools` see `attended`.
 
     Raises:
         MethodUnsuited: if the model's attention is unsuited, if there is not one attention in each
@@ -179,7 +209,7 @@ def _by_block(
         left.update(seen)
         return scores
 
-    grid, matrices, _ = attended(model, image, leaving)
+    grid, matrices, _ = attended(model, image, leaving, pools)
     tokens = matrices[0].shape[-1]
     # The blocks of a text encoder did not run.
     blocks = next((names for names in lists if any(name in left for name in names)), [])

@@ -66,26 +66,32 @@ def test_the_logits_are_those_of_the_model_of_open_clip(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "layer", "refused"),
     [
-        ("CLIP", "visual.transformer.resblocks.2.ln_1", None),
-        ("CLIP-mean", "visual.transformer", None),
-        ("ResNet", "visual.layer4", "keys and values of different tensors"),
-        ("CoCa", "visual.attn_pool.ln_k", "keys and values of different tensors"),
+        ("CLIP", "visual.transformer.resblocks.2.ln_1", {}),
+        ("CLIP-mean", "visual.transformer", {}),
+        (
+            "ResNet",
+            "visual.layer4",
+            dict.fromkeys(("legrad", "chefer", "rollout"), "this model's attention, 5, do not"),
+        ),
+        ("SigLIP", "visual.trunk.norm", dict.fromkeys(("chefer", "rollout"), "one query for 16")),
+        ("CoCa", "visual.attn_pool.ln_k", dict.fromkeys(("chefer", "rollout"), "256 queries and")),
     ],
 )
-def test_methods_explain_a_model_of_open_clip(kind: str, layer: str, refused: str | None) -> None:
+def test_methods_explain_a_model_of_open_clip(
+    kind: str, layer: str, refused: dict[str, str]
+) -> None:
     classifier = PromptClassifier(*open_clip_model(kind), PROMPTS)
-    for method in ("gradcam", "hirescam", "reciprocam", "scorecam", "rise"):
+    for method in (
+        *("gradcam", "hirescam", "reciprocam", "scorecam", "rise"),
+        *("legrad", "chefer", "rollout"),
+    ):
+        if method in refused:
+            with pytest.raises(MethodUnsuited, match=refused[method]):
+                explain(classifier, IMAGES[:1], target=1, method=method)
+            continue
         (found,) = explain(classifier, IMAGES[:1], target=1, method=method, budget=40)
         assert found.map.max() > 0 or (kind, method) == ("ResNet", "reciprocam")
         assert found.layer in (f"encoders.{layer}", "input")
-    for method in ("legrad", "chefer", "rollout"):
-        if refused is None:
-            (found,) = explain(classifier, IMAGES[:1], target=1, method=method)
-            assert found.map.shape == (4, 4)
-            assert found.map.max() > 0
-            continue
-        with pytest.raises(MethodUnsuited, match=refused):
-            explain(classifier, IMAGES[:1], target=1, method=method)
 
 
 def test_the_tokenizers_of_open_clip_cut_off_nothing(tmp_path: Path) -> None:
@@ -196,22 +202,32 @@ def test_legrad_takes_the_blocks_of_the_image_encoder() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_legrad_is_that_of_its_authors() -> None:
-    """Their package reads the mean of all tokens at each layer, not the class token that the model
-    reads, and takes two layers of the last ones: here the model reads the mean, and all count. It
-    min-max normalises the map at the size of the image."""
+@pytest.mark.parametrize("kind", ["CLIP", "SigLIP"])
+def test_legrad_is_that_of_its_authors(kind: str) -> None:
+    """Their package puts the mean of all tokens into CLIP's head at each layer, not the class token
+    that the model reads, and gives SigLIP's tokens to its head without the last norm: here the
+    models do the same. It takes two layers of the last ones, unless told otherwise; here all count.
+    It min-max normalises the map, and resizes it to the size of the image."""
     package = pytest.importorskip("legrad")  # it pins an old open_clip, so no extra has it
-    model, words = open_clip_model("CLIP")
-    model.visual._pool = lambda tokens: (model.visual.ln_post(tokens.mean(1)), tokens)
+    model, words = open_clip_model(kind)
+    if kind == "CLIP":
+        model.visual._pool = lambda tokens: (model.visual.ln_post(tokens.mean(1)), tokens)
+    else:
+        model.visual.trunk.norm = torch.nn.Identity()
     classifier = PromptClassifier(model, words, PROMPTS)
     (found,) = explain(classifier, IMAGES[:1], target=1, method="legrad")
     text = torch.nn.functional.normalize(classifier.weight[1:2], dim=-1)
+    wrapped = package.LeWrapper(model, layer_index=0)
     with torch.enable_grad():
-        theirs = package.LeWrapper(model, layer_index=0).compute_legrad(text, IMAGES[:1])
+        theirs = wrapped.compute_legrad(text, IMAGES[:1], apply_correction=False).detach()
     small = torch.from_numpy(found.map)[None, None]
-    ours = torch.nn.functional.interpolate(small, scale_factor=16, mode="bilinear")
-    ours = (ours - ours.min()) / (ours.max() - ours.min())
-    torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-5)
+    steps = [
+        lambda values: torch.nn.functional.interpolate(values, scale_factor=16, mode="bilinear"),
+        lambda values: (values - values.min()) / (values.max() - values.min()),
+    ]
+    for step in steps if kind == "CLIP" else reversed(steps):
+        small = step(small)
+    torch.testing.assert_close(small, theirs, rtol=0, atol=1e-5)
 
 
 def test_a_text_is_checked_like_a_prompt() -> None:
