@@ -77,13 +77,13 @@ class ClassMixture(nn.Module):
         self._encoder = (sentences, tokenizer)
         self._names = embedded(*self._encoder, ResNet18_Weights.DEFAULT.meta["categories"])
         self.classifier = classifier
-        self.log_weights: Tensor
+        self.weight: Tensor
         rows = [self._log_weights(prompt) for prompt in self.labels]
-        self.register_buffer("log_weights", torch.stack(rows))
+        self.register_buffer("weight", torch.stack(rows))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.classifier(images)
-        mixed: Tensor = (logits[:, None] + self.log_weights).logsumexp(2)
+        mixed: Tensor = (logits[:, None] + self.weight).logsumexp(2)
         return mixed
 
     def _log_weights(self, prompt: str) -> Tensor:

@@ -96,7 +96,7 @@ def test_the_probability_of_a_prompt_is_that_of_its_classes(served: ServedModel)
     with torch.no_grad():
         known = mixture.classifier(image).softmax(1)[0]
         found = mixture(image).softmax(1)[0]
-    expected = mixture.log_weights.exp() @ known
+    expected = mixture.weight.exp() @ known
     torch.testing.assert_close(found, expected / expected.sum())
 
 
