@@ -46,18 +46,26 @@ Aside = list[tuple[Tensor, MethodUnsuited]]
 """Outputs of unsuited attentions, each with the reason why it is unsuited."""
 
 
+Pair = tuple[Tensor, Tensor]
+"""The queries and keys (1, heads, N, d) of an attention."""
+
+
 class PooledByAttention(MethodUnsuited):
     """An attention pools the tokens: its queries are others than its keys, which are all tokens."""
 
 
 @contextmanager
-def attending(aside: Aside | None = None) -> Iterator[list[Tensor]]:
+def attending(
+    aside: Aside | None = None, last: list[Pair | None] | None = None
+) -> Iterator[list[Tensor]]:
     """Yield a list to which a forward pass of one image in the block appends every attention
     matrix, (1, heads, N, N). The grad mode is restored on exit.
 
     Args:
         aside: list to which the pass appends the unsuited attentions behind the first suited one,
             instead of raising an error: the model may have a head that its logits do not use.
+        last: list that the pass leaves with the queries and keys of the last attention, or None
+            where it is a softmax and a product, which do not show them.
 
     Raises:
         MethodUnsuited: in the forward pass, at the first attention that does not join the same N
@@ -77,7 +85,7 @@ def attending(aside: Aside | None = None) -> Iterator[list[Tensor]]:
         matrices.append(matrix)
         return matrix
 
-    with torch.inference_mode(False), torch.set_grad_enabled(False), _Attention(note, aside):
+    with torch.inference_mode(False), torch.set_grad_enabled(False), _Attention(note, aside, last):
         yield matrices
 
 
@@ -152,10 +160,17 @@ class _Found(Exception):
 
 
 class _Attention(TorchFunctionMode):
-    def __init__(self, take: Take, aside: Aside | None = None, pooled: int | None = None) -> None:
+    def __init__(
+        self,
+        take: Take,
+        aside: Aside | None = None,
+        last: list[Pair | None] | None = None,
+        pooled: int | None = None,
+    ) -> None:
         super().__init__()
         self._take = take
         self._aside = aside
+        self._last = last
         self._pools = pooled is not None
         """Whether attentions are taken that pool the tokens, and not those between the tokens."""
         self._tokens = pooled
@@ -225,7 +240,9 @@ class _Attention(TorchFunctionMode):
                 return torch.einsum(f"{first},{second}->{result}", matrix.movedim(-1, at), right)
         raise MethodUnsuited(f"{NEEDED}: this model's attention is the product {equation!r}")
 
-    def _mixing(self, matrix: Tensor, values: Tensor, *, hides: bool) -> Tensor:
+    def _mixing(
+        self, matrix: Tensor, values: Tensor, *, hides: bool, pair: Pair | None = None
+    ) -> Tensor:
         """Return the matrix (…, queries, keys) with which to continue. It holds the same numbers.
 
         Raises:
@@ -258,6 +275,8 @@ class _Attention(TorchFunctionMode):
             kind = PooledByAttention if pools else MethodUnsuited
             raise kind(f"{NEEDED}: this model's attention {why}")
         self._tokens = keys
+        if self._last is not None:
+            self._last[:] = [pair]
         return self._take(matrix, values)
 
     def _scaled_dot_product(
@@ -282,7 +301,8 @@ class _Attention(TorchFunctionMode):
             scores = scores.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:  # a bias (of relative positions) is added before softmax
             scores = scores + attn_mask
-        return self._mixing(scores.softmax(-1), value, hides=_hides(scores)) @ value
+        matrix = self._mixing(scores.softmax(-1), value, hides=_hides(scores), pair=(query, key))
+        return matrix @ value
 
     def _multi_head(
         self,
@@ -320,7 +340,7 @@ class _Attention(TorchFunctionMode):
             for given, weight, bias in zip((query, key, value), projections, biases, strict=True)
         )
         scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
-        matrix = self._mixing(scores.softmax(-1), v, hides=False)
+        matrix = self._mixing(scores.softmax(-1), v, hides=False, pair=(q, k))
         mixed = (matrix @ v).permute(2, 0, 1, 3).flatten(2)
         weights = None
         if options.get("need_weights", True):

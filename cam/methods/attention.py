@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cam.errors import MethodUnsuited, NoGradientPath
 from cam.hooks.attention import (
     Aside,
+    Pair,
     PooledByAttention,
     attending,
     depends,
@@ -118,18 +119,82 @@ def _raising(scores: Tensor, matrices: list[Tensor]) -> Tensor:
     return torch.stack(rows)
 
 
+def gradeclip(subject: Subject) -> Steps:
+    """map = relu(Σ_c w_c λ_i v_ic), w = ∂y/∂o, o the output of the last attention at the class
+    token, λ_i = the cosine of the class token's query and the key of patch i, scaled to 0 … 1 over
+    the patches. o, q, k and v are those of all heads, one after the other.
+
+    As o = Σ_i A_i v_i in each head, Σ_c w_c v_ic is Σ_heads ∂y/∂A_i.
+
+    Zhao et al., "Gradient-based Visual Explanation for Transformer-based CLIP", ICML 2024: the
+    channel weights, and the loosened attention in place of the softmax.
+    """
+    last: list[Pair | None] = []
+    grid, matrices, scores = _attended(subject, last)
+    maps = []
+    for turn, score in enumerate(scores):
+        token = _class_token(grid, matrices[-1], score)
+        gradient = _gradients(score, matrices[-1:])[0][0, :, token].float().sum(0)
+        likeness = _on_patches(grid, _cosines(last, token)[None])[0]
+        least, most = likeness.aminmax()
+        loosened = ((likeness - least) / (most - least)).nan_to_num(1.0)  # of one patch
+        maps.append(loosened * _on_patches(grid, gradient[None])[0])
+        yield Progress(turn + 1, len(scores))
+    return Attribution(torch.stack(maps), grid=grid)
+
+
+def _class_token(grid: Grid, last: Tensor, score: Tensor) -> int:
+    """Return the token whose row of the last matrix is the only one on which the score depends; any
+    one where it depends on none.
+
+    Raises:
+        MethodUnsuited: if there are several, or if it is a patch.
+    """
+    read = _read(last, score)
+    token, count = int(read.argmax()), int(read.count_nonzero())
+    alone = torch.zeros_like(read).index_fill_(0, read.argmax(), 1)
+    if count > 1 or (count and bool(_on_patches(grid, alone[None]).any())):
+        what = "a patch" if count == 1 else f"{count} tokens"
+        raise MethodUnsuited(
+            f"it needs a class token: this model's scores read {what} of the last attention"
+        )
+    return token
+
+
+def _cosines(last: list[Pair | None], token: int) -> Tensor:
+    """Return the cosines of a token's query and all keys of the last attention, float32 (N,).
+
+    Raises:
+        MethodUnsuited: if the attention does not show them.
+    """
+    (pair,) = last
+    if pair is None:
+        raise MethodUnsuited(
+            "it needs the queries and keys of the last attention: this model's is a softmax and a "
+            "product, which do not show them"
+        )
+    query, keys = (each.detach()[0].float().transpose(0, 1).flatten(1) for each in pair)
+    return nn.functional.cosine_similarity(query[token][None], keys)
+
+
 def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> dict[str, str]:
-    """Return which of rollout, chefer and legrad a model does not support on images of the shape
-    of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
+    """Return which of rollout, chefer, legrad and gradeclip a model does not support on images of
+    the shape of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
 
     def scores(image: Tensor) -> Scores:
         return (total(forward(model, image, reading)),)
 
     problems = {}
+    last: list[Pair | None] = []
     try:
-        attended(model, image, scores)
+        grid, matrices, (score,) = attended(model, image, scores, last=last)
     except MethodUnsuited as error:
-        problems = dict.fromkeys(("rollout", "chefer"), str(error))
+        problems = dict.fromkeys(("rollout", "chefer", "gradeclip"), str(error))
+    else:
+        try:
+            _cosines(last, _class_token(grid, matrices[-1], score))
+        except (MethodUnsuited, NoGradientPath) as error:
+            problems["gradeclip"] = str(error)
     try:
         _by_block(model, image, scores, [])
     except MethodUnsuited as error:
@@ -142,6 +207,7 @@ def attended(
     image: Tensor,
     run: Callable[[Tensor], Scores],
     pools: list[Tensor] | None = None,
+    last: list[Pair | None] | None = None,
 ) -> tuple[Grid, list[Tensor], Scores]:
     """Record the attention matrices of one forward pass.
 
@@ -150,6 +216,7 @@ def attended(
         run: makes the forward pass of the image, and returns the scores that are explained.
         pools: list to which outputs of attentions are added that pool the tokens and on which a
             score depends, instead of raising an error.
+        last: see `attending`.
 
     Returns:
         The grid on which the N tokens of the attention lie, the matrices (1, heads, N, N) in
@@ -162,7 +229,7 @@ def attended(
     with evaluating(model):
         tokens = token_count(model, image)
         aside: Aside = []
-        with attending(aside) as matrices:
+        with attending(aside, last) as matrices:
             scores = run(image)
             read = [it for it in aside if any(depends(score, it[0]) for score in scores)]
             for mixed, error in read:
@@ -178,16 +245,18 @@ def attended(
     return grid, matrices, scores
 
 
-def _attended(subject: Subject) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
+def _attended(
+    subject: Subject, last: list[Pair | None] | None = None
+) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
     """Return the grid, the matrices (1, heads, N, N) of a pass, and each target's score, with a
-    graph."""
+    graph. For `last` see `attending`."""
 
     def scores(image: Tensor) -> Scores:
         # The scores are separated here, where gradients are on. Afterwards the caller's grad mode
         # is back, in which they may get no graph.
         return subject.scores_of(subject.outputs(image))[0].unbind()
 
-    return attended(subject.model, subject.image, scores)
+    return attended(subject.model, subject.image, scores, last=last)
 
 
 def _by_block(

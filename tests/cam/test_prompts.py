@@ -15,6 +15,7 @@ from PIL import Image
 
 from cam import ClassTarget, Output, PromptClassifier, TextTarget, explain
 from cam.errors import InvalidPrompt, InvalidTarget, MethodUnsuited, ModelError
+from tests.cam.nets import ATTENDING
 from tests.image_text import (
     KINDS,
     LONGEST,
@@ -29,6 +30,8 @@ PROMPTS = ("a cat", "a dog", "the remote control")
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 PROBABILISTIC = ("rise", "opticam", "scorecam")
 """Methods that explain the probability of a class, which a text alone has not."""
+UNPOOLED = ("chefer", "rollout", "gradeclip")
+"""Methods that follow no attention that pools the patches."""
 LAYER = "vision_model.encoder.layers.2.layer_norm1"
 
 
@@ -67,24 +70,21 @@ def test_the_logits_are_those_of_the_model_of_open_clip(kind: str) -> None:
     ("kind", "layer", "refused"),
     [
         ("CLIP", "visual.transformer.resblocks.2.ln_1", {}),
-        ("CLIP-mean", "visual.transformer", {}),
+        ("CLIP-mean", "visual.transformer", {"gradeclip": "scores read 16 tokens"}),
         (
             "ResNet",
             "visual.layer4",
-            dict.fromkeys(("legrad", "chefer", "rollout"), "this model's attention, 5, do not"),
+            dict.fromkeys(ATTENDING, "this model's attention, 5, do not"),
         ),
-        ("SigLIP", "visual.trunk.norm", dict.fromkeys(("chefer", "rollout"), "one query for 16")),
-        ("CoCa", "visual.attn_pool.ln_k", dict.fromkeys(("chefer", "rollout"), "256 queries and")),
+        ("SigLIP", "visual.trunk.norm", dict.fromkeys(UNPOOLED, "one query for 16")),
+        ("CoCa", "visual.attn_pool.ln_k", dict.fromkeys(UNPOOLED, "256 queries and")),
     ],
 )
 def test_methods_explain_a_model_of_open_clip(
     kind: str, layer: str, refused: dict[str, str]
 ) -> None:
     classifier = PromptClassifier(*open_clip_model(kind), PROMPTS)
-    for method in (
-        *("gradcam", "hirescam", "reciprocam", "scorecam", "rise"),
-        *("legrad", "chefer", "rollout"),
-    ):
+    for method in ("gradcam", "hirescam", "reciprocam", "scorecam", "rise", *ATTENDING):
         if method in refused:
             with pytest.raises(MethodUnsuited, match=refused[method]):
                 explain(classifier, IMAGES[:1], target=1, method=method)
@@ -168,7 +168,8 @@ def test_a_text_has_the_map_that_it_has_as_a_prompt(text: str, minus: str | None
 
 
 @pytest.mark.parametrize(
-    "method", ["legrad", "chefer", "scorecam", "ablationcam", "reciprocam", "rise", "opticam"]
+    "method",
+    ["legrad", "chefer", "gradeclip", "scorecam", "ablationcam", "reciprocam", "rise", "opticam"],
 )
 def test_methods_of_many_passes_explain_a_text(method: str) -> None:
     classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
