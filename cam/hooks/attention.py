@@ -249,7 +249,10 @@ class _Attention(TorchFunctionMode):
             MethodUnsuited: if the matrix is not an attention between all tokens of one image.
         """
         if matrix.ndim == 3 and len(matrix) == 1:  # one head
-            return self._mixing(matrix[:, None], values.unsqueeze(-3), hides=hides)[:, 0]
+            if pair is not None:
+                pair = (pair[0][:, None], pair[1][:, None])
+            values = values.unsqueeze(-3)
+            return self._mixing(matrix[:, None], values, hides=hides, pair=pair)[:, 0]
         queries, keys = matrix.shape[-2:]
         why = None
         pools = queries != keys == self._tokens

@@ -280,7 +280,7 @@ class Engine:
         one image at a time."""
         item = self._item(work)
         if isinstance(work, Explain | Evaluate | Observe) and work.prompts:
-            encoding = _Item(NO_PIXELS, (NOTHING,), self._encoded(work.prompts))
+            encoding = replace(item, pixels=NO_PIXELS, steps=self._encoded(work.prompts))
             weight: Any = (await self._finished(encoding, None)).value
             item = replace(item, prompts=work.prompts, weight=weight)
         if not isinstance(work, Randomise):

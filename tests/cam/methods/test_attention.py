@@ -139,27 +139,32 @@ class ClassToken(nn.Module):
     """2 × 2 pixels are four tokens, their first two channels, behind a class token (1, 0), which
     reads them by one attention with q = k = v. y = 2 o_1 − o_2, o what it reads, and −y."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, heads: bool) -> None:
         super().__init__()
-        self.tokens = nn.Identity()
+        self.tokens, self.heads = nn.Identity(), heads
 
     def forward(self, x: Tensor) -> Tensor:
         patches = x[:, :2].flatten(2).transpose(1, 2)
         first = torch.tensor([1.0, 0.0]).expand(len(x), 1, 2)
-        tokens = self.tokens(torch.cat([first, patches], 1))[:, None]
-        read = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)[:, 0, 0]
+        tokens = self.tokens(torch.cat([first, patches], 1))
+        tokens = tokens[:, None] if self.heads else tokens
+        read = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)[..., 0, :]
+        read = read.flatten(0, -2)
         y = read @ torch.tensor([2.0, -1.0])
         return torch.stack([y, -y], 1)
 
 
-def test_gradeclip_by_hand() -> None:
+@pytest.mark.parametrize("heads", [True, False])
+def test_gradeclip_by_hand(heads: bool) -> None:
     """v = (3, 4), (4, 3), (0, 1), (1, 0): 2 v_1 − v_2 = 2, 5, −1, 2, and the cosines with (1, 0)
     are 3/5, 4/5, 0, 1."""
     photo = torch.tensor([[3.0, 4, 0, 1], [4, 3, 1, 0], [0, 0, 0, 0]]).reshape(1, 3, 2, 2)
-    one, other = explain(ClassToken(), photo, target=[0, 1], method="gradeclip", signed=True)
+    one, other = explain(
+        ClassToken(heads=heads), photo, target=[0, 1], method="gradeclip", signed=True
+    )
     np.testing.assert_allclose(one.map.ravel(), [1.2, 4, 0, 2], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(other.map, -one.map)
-    (least,) = explain(ClassToken(), photo, target=1, method="gradeclip")
+    (least,) = explain(ClassToken(heads=heads), photo, target=1, method="gradeclip")
     assert not least.map.any()
 
 
