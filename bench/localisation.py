@@ -46,7 +46,7 @@ BUDGETS: Final = {
 }
 """Passes of methods of many passes, fewer than their own budgets: 24 images of 448 × 448 pixels are
 explained."""
-LEFT_OUT: Final = ("sscam", "iscam", "odam", "drise", "rollout", "chefer", "legrad")
+LEFT_OUT: Final = ("sscam", "iscam", "odam", "drise", "rollout", "chefer", "legrad", "gradeclip")
 """Methods of 2,560 passes, and those of detectors and transformers."""
 RESAMPLES: Final = 2000
 

@@ -96,7 +96,7 @@ model whose parameters are not frozen (else it fails where the head is linear), 
 of the head, for guidedgradcam `interpolate_mode="bilinear"`. Not compared: sscam, whose noise \
 torchcam draws in another order, for all channels at once, and adds to channels that are scaled \
 already; refinecam, whose peer resizes each layer's map to the photo before it multiplies; rise, \
-rollout, chefer and legrad, which no peer has.
+rollout, chefer, legrad and gradeclip, which no peer has.
 """
 OMITTED = {
     "scorecam * vit_b_16": "768 channels, a pass for each, of a model that takes no smaller input: "

@@ -57,6 +57,8 @@ class Explain(Work[ServedAnswer]):
     watched: bool = False
     """Whether the photo is live traffic, by which the model is watched for drift: an ordinary
     explanation or prediction. What is made to be scored, or by jobs, is not."""
+    prompts: tuple[str, ...] = ()
+    """Texts that are the classes for this work, of a model that takes prompts; () for its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,8 @@ class Evaluate(Work[list[Scores]]):
     metrics: Sequence[str]
     """Names in `cam.evaluation.metrics.METRICS`."""
     options: MetricOptions
+    prompts: tuple[str, ...] = ()
+    """See `Explain`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +99,8 @@ class Observe(Work[list[Observation]]):
     pixels: Pixels
     layers: tuple[str, ...]
     target: Target
+    prompts: tuple[str, ...] = ()
+    """See `Explain`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,6 +148,10 @@ def explain(
         str | None, typer.Option(help="Name of the model; the first model by default.")
     ] = None,
     target: Target = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="A text as a class, of a model that takes prompts; repeat."),
+    ] = None,
     method: Method = None,
     layer: Layer = None,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
@@ -164,6 +168,7 @@ def explain(
     settings = read_settings(os.environ, models=models)
     given: dict[str, Any] = {
         "target": target,
+        "prompts": prompts,
         "method": _one_or_more(method, "gradcam"),
         "layer": layer or "auto",
         "fit": fit,

@@ -54,6 +54,7 @@ class PredictOptions(TypedDict, total=False):
 
     top_k: int
     fit: Literal["crop", "squash", "pad"]
+    prompts: Sequence[str]
 
 
 class Options(PredictOptions, total=False):

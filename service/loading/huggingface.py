@@ -17,10 +17,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from cam import CamError, PromptClassifier
-from cam.errors import InvalidPrompt
 from service.core.errors import ConfigError, one_line
 from service.loading.image_processor import preprocessing_of_processor
+from service.loading.prompts import classifier_of
 from service.loading.transforms import preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
@@ -114,7 +113,7 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
     kind = class_of(entry, config)
     if kind.__name__ in names_of(IMAGE_TEXT):
         encoders = loaded(entry, place, config, kind)
-        return _of_prompts(entry, encoders, _tokenizer_of(entry, place))
+        return classifier_of(entry, encoders, _tokenizer_of(entry, place))
     if classes is not None and entry.weights != "default":
         config.num_labels = classes
     return loaded(entry, place, config, kind)
@@ -161,21 +160,6 @@ def _tokenizer_of(entry: ModelEntry, place: str) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise entry.mistake("source", f"{place} has no tokenizer: it would know no words")
     return tokenizer
-
-
-def _of_prompts(entry: ModelEntry, encoders: nn.Module, tokenizer: Any) -> PromptClassifier:
-    """Return the classifier of the entry's prompts.
-
-    Raises:
-        ConfigError: if a prompt cannot be used, or if the module is no image–text model.
-    """
-    assert entry.prompts is not None  # the check of the source raises
-    try:
-        return PromptClassifier(encoders.eval(), tokenizer, entry.prompts, entry.templates)
-    except InvalidPrompt as error:
-        raise entry.mistake("prompts", str(error)) from None
-    except CamError as error:
-        raise entry.mistake("source", str(error)) from None
 
 
 def prepared(entry: ModelEntry, place: str) -> Preprocessing:

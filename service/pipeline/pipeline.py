@@ -79,7 +79,14 @@ from service.pipeline.parameters import (
     PredictParameters,
     points_at_photo,
 )
-from service.pipeline.resolve import cheapest, layers_of, placed, questions_of, target_of
+from service.pipeline.resolve import (
+    asked_model,
+    cheapest,
+    layers_of,
+    placed,
+    questions_of,
+    target_of,
+)
 from service.pipeline.result import ImageResult, require_few_numbers
 
 ANSWERED_SIDE: Final = 1024
@@ -168,7 +175,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        timings, model = timings or Timings(), replicas.model
+        timings, model = timings or Timings(), _asked(replicas, instance)
         metrics = instance.parameters.evaluate or ()
         scores: tuple[Scores, ...] = ()
         if metrics:
@@ -207,6 +214,7 @@ class Pipeline:
                     MetricOptions(),
                     timings,
                     progress,
+                    prompts=_prompts_of(instance),
                 )
                 opened = self._opened(model, instance, timings, priority)
                 encoded, pool = await scope.enter_async_context(opened)
@@ -243,13 +251,22 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be evaluated.
         """
-        model, metrics = replicas.model, instance.parameters.metrics
+        model, metrics = _asked(replicas, instance), instance.parameters.metrics
         # The photo is gone by now: what follows takes many passes, and needs the input alone.
         seen, questions, answer, options, judged = await self._judged(
             replicas, instance, timings, progress, _halfway(until)
         )
         scores = await self._scored(
-            replicas, seen, questions, answer, metrics, options, timings, progress, judged
+            replicas,
+            seen,
+            questions,
+            answer,
+            metrics,
+            options,
+            timings,
+            progress,
+            judged,
+            _prompts_of(instance),
         )
         return [
             schemas.Evaluation(
@@ -272,10 +289,11 @@ class Pipeline:
         Raises:
             Problem: if there is no prediction for this instance.
         """
-        model = replicas.model
+        model = _asked(replicas, instance)
         async with self._opened(model, instance, timings) as (encoded, pool):
             _, seen = await self._seen(model, instance, encoded, pool, timings)
-            outcome = await replicas.ask(Explain(seen, watched=True))
+            work = Explain(seen, watched=True, prompts=_prompts_of(instance))
+            outcome = await replicas.ask(work)
         timings.note_outcome(outcome)
         return predict(outcome.value, model, seen, instance)
 
@@ -287,7 +305,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be observed.
         """
-        model, parameters = replicas.model, instance.parameters
+        model, parameters = _asked(replicas, instance), instance.parameters
         async with self._opened(model, instance, timings) as (encoded, pool), self._observing:
             observed, seen = await self._observed(replicas, instance, encoded, pool, timings)
             concepts = {}
@@ -310,7 +328,7 @@ class Pipeline:
             NotAcceptable: if the media type cannot hold what the parameters ask for.
             Problem: if this instance cannot be observed.
         """
-        model, parameters = replicas.model, instance.parameters
+        model, parameters = _asked(replicas, instance), instance.parameters
         if parameters.concepts is not None and media_type == NPZ:
             raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
         async with self._opened(model, instance, timings) as (encoded, pool):
@@ -454,7 +472,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        model = replicas.model
+        model = _asked(replicas, instance)
         try:
             questions = questions_of(model, instance.parameters)
             if isinstance(instance.parameters, EvaluateParameters) and instance.parameters.map:
@@ -464,7 +482,7 @@ class Pipeline:
         except Problem as problem:
             raise instance.blame(problem) from None
         questions = tuple(replace(question, targets=targets) for question in questions)
-        work = Explain(seen, questions, priority, until, watched)
+        work = Explain(seen, questions, priority, until, watched, _prompts_of(instance))
         outcome = await replicas.ask(work, progress=progress)
         timings.note_outcome(outcome)
         return photo, seen, questions, outcome
@@ -518,11 +536,13 @@ class Pipeline:
         timings: Timings,
         progress: Listener | None,
         judged: Map | None = None,
+        prompts: tuple[str, ...] = (),
     ) -> tuple[Scores, ...]:
         """Return the scores of each of the answer's maps, in their order.
 
         Args:
             judged: a map that takes the place of the answer's only one.
+            prompts: texts that are the classes, if the request has some.
         """
         scores: list[Scores] = []
         for question in questions:
@@ -542,7 +562,7 @@ class Pipeline:
             told = progress
             if progress and len(questions) > 1:
                 told = naming(question.method, progress)
-            work = Evaluate(seen.pixels, question, candidates, metrics, options)
+            work = Evaluate(seen.pixels, question, candidates, metrics, options, prompts)
             outcome = await replicas.ask(work, progress=told)
             timings.note("evaluate", outcome.run_seconds)
             scores += outcome.value
@@ -623,7 +643,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be observed.
         """
-        model, parameters = replicas.model, instance.parameters
+        model, parameters = _asked(replicas, instance), instance.parameters
         try:
             layers = layers_of(model, parameters)
             target = target_of(model, parameters.target)
@@ -632,7 +652,8 @@ class Pipeline:
             (target,) = await self._placed(replicas, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        outcome = await replicas.ask(Observe(seen.pixels, layers, target))
+        work = Observe(seen.pixels, layers, target, _prompts_of(instance))
+        outcome = await replicas.ask(work)
         timings.note_outcome(outcome)
         return outcome.value, seen
 
@@ -675,6 +696,22 @@ def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
             else f"model {model.name!r} answers no questions, but predicts {model.kind}; :answer "
             "is for vision–language models"
         )
+
+
+def _asked(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
+    """Return the model, with the prompts of the instance as its classes if it has some.
+
+    Raises:
+        Problem: if the model takes no such prompts.
+    """
+    try:
+        return asked_model(replicas.model, instance.parameters)
+    except Problem as problem:
+        raise problem.at(instance.origins.get("prompts", instance.pointer)) from None
+
+
+def _prompts_of(instance: Instance[PredictParameters]) -> tuple[str, ...]:
+    return tuple(instance.parameters.prompts or ())
 
 
 def _same(question: Question, explanation: Explanation) -> Target:

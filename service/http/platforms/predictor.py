@@ -30,7 +30,8 @@ class Predictor:
         self._timeout = aiohttp.ClientTimeout(total=seconds)
 
     async def choose(self, model: str, instances: Sequence[Instance[P]]) -> list[Instance[P]]:
-        """Return the instances, each with the predictor's class as its target unless it has one.
+        """Return the instances, each with the predictor's class as its target unless it has one, or
+        classes of its own.
 
         Raises:
             Unavailable: if the predictor does not answer.
@@ -39,7 +40,9 @@ class Predictor:
         wanting = [
             one
             for one in instances
-            if isinstance(one.image, bytes) and getattr(one.parameters, "target", 0) is None
+            if isinstance(one.image, bytes)
+            and getattr(one.parameters, "target", 0) is None
+            and getattr(one.parameters, "prompts", None) is None
         ]
         if not wanting:
             return list(instances)

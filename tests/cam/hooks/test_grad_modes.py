@@ -11,13 +11,13 @@ from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.passes.batch_dependence import conduct_of
 from cam.positions.locate import locate
-from tests.cam.nets import images, small
+from tests.cam.nets import ATTENDING, images, small
 
 STEPS = [
     name
     for name, method in METHODS.items()
     # These need attention, and the last a detector.
-    if method.formula == "steps" and name not in ("rollout", "chefer", "legrad", "drise")
+    if method.formula == "steps" and name not in (*ATTENDING, "drise")
 ]
 GRAPHS = {
     "gradient",

@@ -27,10 +27,10 @@ MODELS = {
     "detector": detector,
 }
 CANNOT = {
-    "resnet18": {"rollout", "chefer", "legrad"},
-    "vgg11": {"rollout", "chefer", "legrad", "cam"},
+    "resnet18": {*ATTENDING},
+    "vgg11": {*ATTENDING, "cam"},
     "vit": {"cam", "fullgrad", "guidedbackprop", "guidedgradcam"},
-    "segmenter": {"rollout", "chefer", "legrad", "cam", "finercam"},
+    "segmenter": {*ATTENDING, "cam", "finercam"},
 }
 
 

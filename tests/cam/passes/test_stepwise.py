@@ -11,7 +11,7 @@ from cam import METHODS, Answer, ClassTarget, Question, Reading, explain, explai
 from cam.methods.progress import Progress
 from cam.passes.stepwise import finish
 from cam.positions.locate import locate
-from tests.cam.nets import images, small
+from tests.cam.nets import ATTENDING, images, small
 
 
 class Counting(nn.Module):
@@ -72,7 +72,7 @@ def run(method: str, *, chunk: int, budget: int) -> tuple[list[Progress], list[i
 
 def test_every_method_of_many_passes_is_counted() -> None:
     steps = {name for name, method in METHODS.items() if method.formula == "steps"}
-    others = {"rollout", "chefer", "legrad", "drise"}  # need attention or a detector: see there
+    others = {*ATTENDING, "drise"}  # need attention or a detector: see there
     assert steps == set(PASSES) | others
 
 
