@@ -46,7 +46,10 @@ BUDGETS: Final = {
 }
 """Passes of methods of many passes, fewer than their own budgets: 24 images of 448 × 448 pixels are
 explained."""
-LEFT_OUT: Final = ("sscam", "iscam", "odam", "drise", "rollout", "chefer", "agcam", "legrad", "lrp")
+LEFT_OUT: Final = (
+    *("sscam", "iscam", "odam", "drise", "lrp"),
+    *("rollout", "chefer", "agcam", "legrad", "gradeclip"),
+)
 """Methods of 2,560 passes, and those of detectors and transformers."""
 RESAMPLES: Final = 2000
 

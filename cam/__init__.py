@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cam.agreement import spearman
+from cam.answers.answer import ANSWER_METHODS, AnswerOptions, ExplainedAnswer
 from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
@@ -18,6 +19,8 @@ from cam.observations import Concept, Observation
 from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
 
 if TYPE_CHECKING:
+    from cam.answers.explain import answer_in_steps, explain_answer
+    from cam.answers.vision_language import VisionLanguageModel
     from cam.api import explain
     from cam.evaluation.evaluate import evaluate
     from cam.hooks.capture import Capture
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from cam.prompts import PromptClassifier
 
 _HOMES = {
+    "cam.answers.explain": ("answer_in_steps", "explain_answer"),
+    "cam.answers.vision_language": ("VisionLanguageModel",),
     "cam.api": ("explain",),
     "cam.evaluation.evaluate": ("evaluate",),
     "cam.hooks.capture": ("Capture",),
@@ -53,16 +58,19 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ANSWER_METHODS",
     "COLORMAPS",
     "METHODS",
     "METRICS",
     "Answer",
+    "AnswerOptions",
     "CamError",
     "Capture",
     "Change",
     "ClassTarget",
     "Concept",
     "Detections",
+    "ExplainedAnswer",
     "Explanation",
     "Layer",
     "Observation",
@@ -75,12 +83,15 @@ __all__ = [
     "Target",
     "TextTarget",
     "UnitTarget",
+    "VisionLanguageModel",
     "ablate",
+    "answer_in_steps",
     "clamp",
     "default_layer",
     "embed",
     "evaluate",
     "explain",
+    "explain_answer",
     "explain_batch",
     "explain_in_steps",
     "factorise",

@@ -9,12 +9,14 @@ explain(model, images, target="a cat")
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
+from cam.encoders import Tokens, library_of
 from cam.errors import InvalidPrompt, ModelError
 from cam.likeness import TextTarget
 
@@ -52,7 +54,8 @@ class PromptClassifier(nn.Module):
         """Encode the prompts.
 
         Args:
-            encoders: an image–text model of transformers, such as a CLIPModel or SiglipModel.
+            encoders: an image–text model of transformers, such as a CLIPModel or SiglipModel, or of
+                open_clip, such as a CLIP or CustomTextCLIP.
             tokenizer: its tokenizer.
             prompts: the classes, in words; different ones.
             templates: texts with `{}` in place of a prompt, such as "a photo of a {}.".
@@ -63,19 +66,12 @@ class PromptClassifier(nn.Module):
                 compares prompts and there is only one.
         """
         super().__init__()
-        if not hasattr(encoders, "get_image_features") or not hasattr(
-            encoders, "get_text_features"
-        ):
-            raise ModelError(
-                f"a {type(encoders).__name__} is no image–text model: it has no get_image_features "
-                "and get_text_features"
-            )
+        self._library = library_of(encoders, tokenizer)
         self.encoders: Any = encoders
         self.embedding = nn.Identity()
-        self.tokenizer = tokenizer
         self.labels = checked_prompts(prompts)
         self.templates = checked_templates(templates)
-        # In the order in which the image–text models of transformers state them.
+        # In the order in which image–text models state them.
         scale = getattr(encoders, "logit_scale", None)
         temperature = getattr(encoders, "temperature", None)
         if isinstance(scale, Tensor):
@@ -99,9 +95,8 @@ class PromptClassifier(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        embedding = self.embedding(_features(self.encoders.get_image_features(pixel_values=images)))
-        unit = embedding / embedding.norm(dim=-1, keepdim=True)
-        logits: Tensor = unit @ self.weight.T + self.bias
+        embedding = self.embedding(self._library.images(self.encoders, images))
+        logits: Tensor = normalize(embedding, dim=-1) @ self.weight.T + self.bias
         return logits
 
     @torch.no_grad()
@@ -117,8 +112,7 @@ class PromptClassifier(nn.Module):
         unit = torch.cat(
             [self._embedded(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
         )
-        mean = unit.mean(0, keepdim=True)
-        scaled: Tensor = self.scale * mean / mean.norm(dim=-1, keepdim=True)
+        scaled: Tensor = self.scale * normalize(unit.mean(0, keepdim=True), dim=-1)
         return scaled
 
     def _embedded(self, texts: list[str]) -> Tensor:
@@ -126,33 +120,25 @@ class PromptClassifier(nn.Module):
         device = next(self.encoders.parameters()).device
         tokens = self._tokens(texts)
         given = {name: values.to(device) for name, values in tokens.items()}
-        found = _features(self.encoders.get_text_features(**given))
-        unit: Tensor = found / found.norm(dim=-1, keepdim=True)
-        return unit
+        return normalize(self._library.texts(self.encoders, given), dim=-1)
 
-    def _tokens(self, texts: list[str]) -> Mapping[str, Tensor]:
-        """Return the tokens of texts, as many for each as the text encoder reads: SigLIP's was
-        trained with padding to that number and no mask."""
-        most, unknown = self.longest, self.tokenizer.unk_token_id
-        special = set(self.tokenizer.all_special_ids) - {unknown}
-        for text, words in zip(texts, self.tokenizer(texts)["input_ids"], strict=True):
-            if len(words) > most:
+    def _tokens(self, texts: list[str]) -> Tokens:
+        """Return the tokens of texts, as many for each as the text encoder reads."""
+        for text in texts:
+            tokens, known = self._library.counted(text)
+            if tokens > self.longest:
                 raise InvalidPrompt(
-                    f"the prompt {text[:80]!r}… has {len(words)} tokens; the text encoder reads at "
-                    f"most {most}"
+                    f"the prompt {text[:80]!r}… has {tokens} tokens; the text encoder reads at "
+                    f"most {self.longest}"
                 )
-            if unknown is not None and set(words) - special <= {unknown}:
+            if not known:
                 raise InvalidPrompt(f"the model's tokenizer knows no word of {text[:80]!r}")
-        tokens: Mapping[str, Tensor] = self.tokenizer(
-            texts, padding="max_length", max_length=most, return_tensors="pt"
-        )
-        return tokens
+        return self._library.tokens(self.encoders, texts)
 
     @property
     def longest(self) -> int:
         """Number of tokens that the text encoder reads."""
-        config = self.encoders.config.text_config
-        return int(min(config.max_position_embeddings, self.tokenizer.model_max_length))
+        return self._library.longest(self.encoders)
 
     def text_target(
         self, text: str, minus: str | None = None, *, against: bool = False
@@ -167,9 +153,7 @@ class PromptClassifier(nn.Module):
         Raises:
             InvalidPrompt: see `encode`; or if the text would be contrasted with itself.
         """
-        if minus is not None and text.strip() == minus.strip():
-            raise InvalidPrompt(f"{text[:80]!r} cannot be contrasted with itself")
-        rows = [self.encode(one) for one in (text, minus) if one is not None]
+        rows = [self.encode(one) for one in checked_texts(text, minus)]
         weights = torch.cat(rows).float().cpu().numpy()
         return TextTarget(text, EMBEDDING, weights, "cosine", self.bias, minus, against)
 
@@ -182,9 +166,9 @@ class PromptClassifier(nn.Module):
         """
         text = filled(self.templates, self.labels[0])[0]
         given = {name: values.to(image.device) for name, values in self._tokens([text]).items()}
-        theirs = float(self.encoders(pixel_values=image, **given).logits_per_image)
-        embedding = _features(self.encoders.get_image_features(pixel_values=image))
-        unit = embedding / embedding.norm(dim=-1, keepdim=True)
+        theirs = self._library.own_logit(self.encoders, image, given)
+        embedding = self._library.images(self.encoders, image)
+        unit = normalize(embedding, dim=-1)
         ours = float(self.scale * (unit * self._embedded([text])).sum() + self.bias)
         if not abs(ours - theirs) <= TOLERANCE * max(abs(theirs), self.scale):
             raise ModelError(
@@ -192,13 +176,6 @@ class PromptClassifier(nn.Module):
                 f"scale times the cosine of its embeddings ({ours:.4g}), so prompts cannot be its "
                 "classes"
             )
-
-
-def _features(found: Any) -> Tensor:
-    """Return the embeddings (B, D): the output of an encoder up to transformers 4, and a part of it
-    since."""
-    features: Tensor = found if isinstance(found, Tensor) else found.pooler_output
-    return features
 
 
 def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
@@ -222,6 +199,17 @@ def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
         twice = next(text for text, times in Counter(texts).items() if times > 1)
         raise InvalidPrompt(f"the prompt {twice[:80]!r} is there twice")
     return texts
+
+
+def checked_texts(text: str, minus: str | None) -> tuple[str, ...]:
+    """Return the text of a target, and the other text of a contrast, as `checked_prompts` does.
+
+    Raises:
+        InvalidPrompt: also if the text would be contrasted with itself.
+    """
+    if minus is not None and text.strip() == minus.strip():
+        raise InvalidPrompt(f"{text[:80]!r} cannot be contrasted with itself")
+    return checked_prompts([text] if minus is None else [text, minus])
 
 
 def filled(templates: Sequence[str], prompt: str) -> list[str]:

@@ -63,10 +63,10 @@ def panel(
     draw.text((left + BAR + 6, GAP + bar_height), ends[1], INK, small, anchor="ld")
     top = 2 * GAP + max(tall, 80)
     room = sheet.width - 2 * GAP
-    draw.text((GAP, top), _fitted(title, TITLE, room), INK, ImageFont.load_default(TITLE))
+    draw.text((GAP, top), fitted(title, TITLE, room), INK, ImageFont.load_default(TITLE))
     for turn, line in enumerate(lines):
         y = top + TITLE + 8 + turn * (TEXT + 8)
-        draw.text((GAP, y), _fitted(line, TEXT, room), PALE, small)
+        draw.text((GAP, y), fitted(line, TEXT, room), PALE, small)
     return np.asarray(sheet)
 
 
@@ -84,7 +84,8 @@ def legend(picture: Picture, names: Sequence[str]) -> Picture:
     return np.asarray(sheet)
 
 
-def _fitted(text: str, size: int, room: int) -> str:
+def fitted(text: str, size: int, room: int) -> str:
+    """Return a text, with an ellipsis for what is wider than `room` pixels in letters of `size`."""
     font = ImageFont.load_default(size)
     if font.getlength(text) <= room:
         return text

@@ -47,9 +47,19 @@ Aside = list[tuple[Tensor, MethodUnsuited]]
 """Outputs of unsuited attentions, each with the reason why it is unsuited."""
 
 
+Pair = tuple[Tensor, Tensor]
+"""The queries and keys (1, heads, N, d) of an attention."""
+
+
+class PooledByAttention(MethodUnsuited):
+    """An attention pools the tokens: its queries are others than its keys, which are all tokens."""
+
+
 @contextmanager
 def attending(
-    aside: Aside | None = None, before: list[Tensor | None] | None = None
+    aside: Aside | None = None,
+    last: list[Pair | None] | None = None,
+    before: list[Tensor | None] | None = None,
 ) -> Iterator[list[Tensor]]:
     """Yield a list to which a forward pass of one image in the block appends every attention
     matrix, (1, heads, N, N). The grad mode is restored on exit.
@@ -57,6 +67,8 @@ def attending(
     Args:
         aside: list to which the pass appends the unsuited attentions behind the first suited one,
             instead of raising an error: the model may have a head that its logits do not use.
+        last: list that the pass leaves with the queries and keys of the last attention, or None
+            where it is a softmax and a product, which do not show them.
         before: list to which the pass appends, for every matrix, the scores of which it is the
             softmax, (1, heads, N, N), or None if it is no softmax of scores that are known.
 
@@ -80,8 +92,28 @@ def attending(
             before.append(scores)
         return matrix
 
-    attention = _Attention(note, aside, scored=before is not None)
+    attention = _Attention(note, aside, last, scored=before is not None)
     with torch.inference_mode(False), torch.set_grad_enabled(False), attention:
+        yield matrices
+
+
+@contextmanager
+def pooling(tokens: int) -> Iterator[list[Tensor]]:
+    """Yield a list to which the pass of a head in the block, for one image, appends the matrix
+    (1, heads, queries, tokens) of each attention that pools the tokens. The grad mode is restored
+    on exit.
+
+    Raises:
+        MethodUnsuited: in the pass, at an attention of another kind.
+    """
+    matrices: list[Tensor] = []
+
+    def note(matrix: Tensor, values: Tensor, scores: Tensor | None) -> Tensor:
+        torch.set_grad_enabled(True)
+        matrices.append(matrix.detach().requires_grad_())
+        return matrices[-1]
+
+    with torch.inference_mode(False), torch.no_grad(), _Attention(note, pooled=tokens):
         yield matrices
 
 
@@ -136,12 +168,23 @@ class _Found(Exception):
 
 
 class _Attention(TorchFunctionMode):
-    def __init__(self, take: Take, aside: Aside | None = None, *, scored: bool = False) -> None:
+    def __init__(
+        self,
+        take: Take,
+        aside: Aside | None = None,
+        last: list[Pair | None] | None = None,
+        pooled: int | None = None,
+        *,
+        scored: bool = False,
+    ) -> None:
         super().__init__()
         self._take = take
         self._aside = aside
+        self._last = last
         self._scored = scored
-        self._tokens: int | None = None
+        self._pools = pooled is not None
+        """Whether attentions are taken that pool the tokens, and not those between the tokens."""
+        self._tokens = pooled
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes,
         and tensors computed from them with the same last two sizes, in either order."""
@@ -221,7 +264,13 @@ class _Attention(TorchFunctionMode):
         raise MethodUnsuited(f"{NEEDED}: this model's attention is the product {equation!r}")
 
     def _mixing(
-        self, matrix: Tensor, values: Tensor, *, hides: bool, scores: Tensor | None = None
+        self,
+        matrix: Tensor,
+        values: Tensor,
+        *,
+        hides: bool,
+        scores: Tensor | None = None,
+        pair: Pair | None = None,
     ) -> Tensor:
         """Return the matrix (…, queries, keys) with which to continue. It holds the same numbers.
 
@@ -230,10 +279,13 @@ class _Attention(TorchFunctionMode):
         """
         if matrix.ndim == 3 and len(matrix) == 1:  # one head
             heads = values.unsqueeze(-3)
-            return self._mixing(matrix[:, None], heads, hides=hides, scores=scores)[:, 0]
+            if pair is not None:
+                pair = (pair[0][:, None], pair[1][:, None])
+            return self._mixing(matrix[:, None], heads, hides=hides, scores=scores, pair=pair)[:, 0]
         queries, keys = matrix.shape[-2:]
         why = None
-        if queries != keys:
+        pools = queries != keys == self._tokens
+        if queries != keys and not (pools and self._pools):
             why = f"has {queries} queries and {keys} keys, which are pooled or of another sequence"
             if queries == 1:
                 why = (
@@ -249,9 +301,14 @@ class _Attention(TorchFunctionMode):
             why = "is changed after its softmax: its rows no longer sum to 1"
         elif hides:
             why = "hides tokens from each other by a mask"
+        elif self._pools and not pools:
+            why = "does not pool the tokens as they leave a layer, but joins them once more"
         if why:
-            raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
+            kind = PooledByAttention if pools else MethodUnsuited
+            raise kind(f"{NEEDED}: this model's attention {why}")
         self._tokens = keys
+        if self._last is not None:
+            self._last[:] = [pair]
         return self._take(matrix, values, None if scores is None else _behind(matrix, scores))
 
     def _scaled_dot_product(
@@ -277,7 +334,10 @@ class _Attention(TorchFunctionMode):
         elif attn_mask is not None:  # a bias (of relative positions) is added before softmax
             scores = scores + attn_mask
         kept = scores.detach() if self._scored else None
-        return self._mixing(scores.softmax(-1), value, hides=_hides(scores), scores=kept) @ value
+        matrix = self._mixing(
+            scores.softmax(-1), value, hides=_hides(scores), scores=kept, pair=(query, key)
+        )
+        return matrix @ value
 
     def _multi_head(
         self,
@@ -296,22 +356,28 @@ class _Attention(TorchFunctionMode):
         out_proj_bias: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        plain = in_proj_weight is not None and bias_k is None and bias_v is None
         masked = options.get("key_padding_mask") is not None or options.get("attn_mask") is not None
+        added = bias_k is not None or bias_v is not None or add_zero_attn
         itself = query is key and key is value
-        if not plain or masked or add_zero_attn or not itself or query.ndim != 3:
+        pooled = key is value and len(query) != len(key)
+        if masked or added or not (itself or pooled) or query.ndim != 3:
             why = "has masks, added keys or queries, keys and values of different tensors"
             raise MethodUnsuited(f"{NEEDED}: this model's attention {why}")
-        assert in_proj_weight is not None
-        tokens, batch, width = query.shape
-        joined = functional.linear(query, in_proj_weight, in_proj_bias)
-        q, k, v = joined.view(tokens, batch, 3, num_heads, width // num_heads).permute(
-            2, 1, 3, 0, 4
+        if in_proj_weight is None:  # keys of another width than the queries
+            projections = [options[f"{name}_proj_weight"] for name in "qkv"]
+        else:
+            projections = list(in_proj_weight.chunk(3))
+        biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+        q, k, v = (
+            functional.linear(given, weight, bias)
+            .view(*given.shape[:2], num_heads, -1)
+            .permute(1, 2, 0, 3)  # (batch, heads, tokens, width of a head)
+            for given, weight, bias in zip((query, key, value), projections, biases, strict=True)
         )
         scores = q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)
         kept = scores.detach() if self._scored else None
-        matrix = self._mixing(scores.softmax(-1), v, hides=False, scores=kept)
-        mixed = (matrix @ v).permute(2, 0, 1, 3).reshape(tokens, batch, width)
+        matrix = self._mixing(scores.softmax(-1), v, hides=False, scores=kept, pair=(q, k))
+        mixed = (matrix @ v).permute(2, 0, 1, 3).flatten(2)
         weights = None
         if options.get("need_weights", True):
             weights = matrix.mean(1) if options.get("average_attn_weights", True) else matrix

@@ -274,6 +274,12 @@ _BUILT_IN: Final[dict[str, Method]] = {
             "how each layer's score rises with its attention",
             function="cam.methods.attention:legrad",
         ),
+        _at_input(
+            "gradeclip",
+            "what the class token reads of each patch, its attention loosened",
+            function="cam.methods.attention:gradeclip",
+            signed=True,
+        ),
     )
 }
 

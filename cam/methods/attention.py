@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.hooks.attention import Aside, attending, depends, token_count
+from cam.hooks.attention import (
+    Aside,
+    Pair,
+    PooledByAttention,
+    attending,
+    depends,
+    pooling,
+    token_count,
+)
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
@@ -78,7 +86,7 @@ def agcam(subject: Subject) -> Steps:
         MethodUnsuited: if the attention matrices are no softmax of scores that are known.
     """
     before: list[Tensor | None] = []
-    grid, matrices, scores = _attended(subject, before)
+    grid, matrices, scores = _attended(subject, before=before)
     gates = [gate.float().sigmoid()[0] for gate in _known(before)]
     rows = []
     for turn, score in enumerate(scores):
@@ -93,53 +101,131 @@ def agcam(subject: Subject) -> Steps:
 
 def legrad(subject: Subject) -> Steps:
     """map = mean_l mean_heads mean_rows relu(∂y_l/∂A_l), y_l the score that the model's head gives
-    the tokens as they leave layer l.
+    the tokens as they leave layer l. Where an attention of the head pools the tokens, as SigLIP's
+    does, A_l is its matrix for these tokens, (heads, queries, N).
 
-    Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8.
+    Bousselham et al., "LeGrad", ICCV 2025, equations 4 to 8; a pooling head as in their package.
     """
     if subject.reads_earlier:
         raise MethodUnsuited("legrad needs a target made of the model's output, not of a layer's")
+    pools: list[Tensor] = []
     grid, matrices, left = _by_block(
-        subject.model, subject.image, lambda image: (total(subject.outputs(image)),)
+        subject.model, subject.image, lambda image: (total(subject.outputs(image)),), pools
     )
     replay = Replay(subject.model, list(left)[-1], subject.image)
-    rows = []
+    tokens = matrices[0].shape[-1]
+    layers = []  # of each layer the rows of the targets, (targets, N)
     with torch.inference_mode(False), torch.enable_grad():
-        scores = torch.cat(  # (layers, targets)
-            [
-                subject.scores_of(subject.replayed_outputs(replay, some))
-                for some in torch.split(torch.cat([*left.values()]), subject.chunk)
-            ]
-        )
-        for turn in range(len(subject.targets)):
-            summed = torch.zeros(matrices[0].shape[-1], device=subject.image.device)
-            for matrix, score in zip(matrices, scores[:, turn], strict=True):
-                (gradient,) = _gradients(score, [matrix])
-                summed += gradient[0].float().relu().mean((0, 1))
-            rows.append(summed / len(matrices))
+        if pools:
+            for some in left.values():
+                with pooling(tokens) as matrices:
+                    scores = subject.scores_of(subject.replayed_outputs(replay, some.detach()))
+                layers.append(_raising(scores[0], matrices))
+        else:
+            scores = torch.cat(  # (layers, targets)
+                [
+                    subject.scores_of(subject.replayed_outputs(replay, some))
+                    for some in torch.split(torch.cat([*left.values()]), subject.chunk)
+                ]
+            )
+            layers = [_raising(row, [matrix]) for row, matrix in zip(scores, matrices, strict=True)]
     yield Progress(1, 1)
-    return Attribution(_on_patches(grid, torch.stack(rows)), grid=grid)
+    return Attribution(_on_patches(grid, torch.stack(layers).mean(0)), grid=grid)
+
+
+def _raising(scores: Tensor, matrices: list[Tensor]) -> Tensor:
+    """Return mean_heads mean_rows relu(∂y/∂A), summed over the matrices, for each of the scores
+    (targets,): float32 (targets, N)."""
+    rows = []
+    for score in scores:
+        raising = [gradient[0].float().relu() for gradient in _gradients(score, matrices)]
+        rows.append(torch.stack([each.mean((0, 1)) for each in raising]).sum(0))
+    return torch.stack(rows)
+
+
+def gradeclip(subject: Subject) -> Steps:
+    """map = relu(Σ_c w_c λ_i v_ic), w = ∂y/∂o, o the output of the last attention at the class
+    token, λ_i = the cosine of the class token's query and the key of patch i, scaled to 0 … 1 over
+    the patches. o, q, k and v are those of all heads, one after the other.
+
+    As o = Σ_i A_i v_i in each head, Σ_c w_c v_ic is Σ_heads ∂y/∂A_i.
+
+    Zhao et al., "Gradient-based Visual Explanation for Transformer-based CLIP", ICML 2024: the
+    channel weights, and the loosened attention in place of the softmax.
+    """
+    last: list[Pair | None] = []
+    grid, matrices, scores = _attended(subject, last)
+    maps = []
+    for turn, score in enumerate(scores):
+        token = _class_token(grid, matrices[-1], score)
+        gradient = _gradients(score, matrices[-1:])[0][0, :, token].float().sum(0)
+        likeness = _on_patches(grid, _cosines(last, token)[None])[0]
+        least, most = likeness.aminmax()
+        loosened = ((likeness - least) / (most - least)).nan_to_num(1.0)  # of one patch
+        maps.append(loosened * _on_patches(grid, gradient[None])[0])
+        yield Progress(turn + 1, len(scores))
+    return Attribution(torch.stack(maps), grid=grid)
+
+
+def _class_token(grid: Grid, last: Tensor, score: Tensor) -> int:
+    """Return the token whose row of the last matrix is the only one on which the score depends; any
+    one where it depends on none.
+
+    Raises:
+        MethodUnsuited: if there are several, or if it is a patch.
+    """
+    read = _read(last, score)
+    token, count = int(read.argmax()), int(read.count_nonzero())
+    alone = torch.zeros_like(read).index_fill_(0, read.argmax(), 1)
+    if count > 1 or (count and bool(_on_patches(grid, alone[None]).any())):
+        what = "a patch" if count == 1 else f"{count} tokens"
+        raise MethodUnsuited(
+            f"it needs a class token: this model's scores read {what} of the last attention"
+        )
+    return token
+
+
+def _cosines(last: list[Pair | None], token: int) -> Tensor:
+    """Return the cosines of a token's query and all keys of the last attention, float32 (N,).
+
+    Raises:
+        MethodUnsuited: if the attention does not show them.
+    """
+    (pair,) = last
+    if pair is None:
+        raise MethodUnsuited(
+            "it needs the queries and keys of the last attention: this model's is a softmax and a "
+            "product, which do not show them"
+        )
+    query, keys = (each.detach()[0].float().transpose(0, 1).flatten(1) for each in pair)
+    return nn.functional.cosine_similarity(query[token][None], keys)
 
 
 def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> dict[str, str]:
-    """Return which of rollout, chefer, agcam and legrad a model does not support on images of the
-    shape of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
+    """Return which of rollout, chefer, agcam, legrad and gradeclip a model does not support on
+    images of the shape of `image`, (1, C, H, W): method name → the reason, as half a sentence."""
 
     def scores(image: Tensor) -> Scores:
         return (total(forward(model, image, reading)),)
 
+    problems = {}
+    last: list[Pair | None] = []
     before: list[Tensor | None] = []
     try:
-        attended(model, image, scores, before)
+        grid, matrices, (score,) = attended(model, image, scores, last=last, before=before)
     except MethodUnsuited as error:
-        return dict.fromkeys(("rollout", "chefer", "agcam", "legrad"), str(error))
-    problems = {}
+        problems = dict.fromkeys(("rollout", "chefer", "agcam", "gradeclip"), str(error))
+    else:
+        try:
+            _known(before)
+        except MethodUnsuited as error:
+            problems["agcam"] = str(error)
+        try:
+            _cosines(last, _class_token(grid, matrices[-1], score))
+        except (MethodUnsuited, NoGradientPath) as error:
+            problems["gradeclip"] = str(error)
     try:
-        _known(before)
-    except MethodUnsuited as error:
-        problems["agcam"] = str(error)
-    try:
-        _by_block(model, image, scores)
+        _by_block(model, image, scores, [])
     except MethodUnsuited as error:
         problems["legrad"] = str(error)
     return problems
@@ -149,6 +235,8 @@ def attended(
     model: nn.Module,
     image: Tensor,
     run: Callable[[Tensor], Scores],
+    pools: list[Tensor] | None = None,
+    last: list[Pair | None] | None = None,
     before: list[Tensor | None] | None = None,
 ) -> tuple[Grid, list[Tensor], Scores]:
     """Record the attention matrices of one forward pass.
@@ -156,6 +244,9 @@ def attended(
     Args:
         image: (1, C, H, W).
         run: makes the forward pass of the image, and returns the scores that are explained.
+        pools: list to which outputs of attentions are added that pool the tokens and on which a
+            score depends, instead of raising an error.
+        last: see `attending`.
         before: see `attending`.
 
     Returns:
@@ -169,11 +260,13 @@ def attended(
     with evaluating(model):
         tokens = token_count(model, image)
         aside: Aside = []
-        with attending(aside, before) as matrices:
+        with attending(aside, last, before) as matrices:
             scores = run(image)
-            for mixed, error in aside:
-                if any(depends(score, mixed) for score in scores):
+            read = [it for it in aside if any(depends(score, it[0]) for score in scores)]
+            for mixed, error in read:
+                if pools is None or any(type(why) is not PooledByAttention for _, why in read):
                     raise error
+                pools.append(mixed)
     grid = token_grid(model, image, tokens)
     if grid is None:
         raise MethodUnsuited(
@@ -184,17 +277,19 @@ def attended(
 
 
 def _attended(
-    subject: Subject, before: list[Tensor | None] | None = None
+    subject: Subject,
+    last: list[Pair | None] | None = None,
+    before: list[Tensor | None] | None = None,
 ) -> tuple[Grid, list[Tensor], tuple[Tensor, ...]]:
     """Return the grid, the matrices (1, heads, N, N) of a pass, and each target's score, with a
-    graph. For `before`, see `attending`."""
+    graph. For `last` and `before` see `attending`."""
 
     def scores(image: Tensor) -> Scores:
         # The scores are separated here, where gradients are on. Afterwards the caller's grad mode
         # is back, in which they may get no graph.
         return subject.scores_of(subject.outputs(image))[0].unbind()
 
-    return attended(subject.model, subject.image, scores, before)
+    return attended(subject.model, subject.image, scores, last=last, before=before)
 
 
 def _known(before: list[Tensor | None]) -> list[Tensor]:
@@ -212,9 +307,10 @@ def _known(before: list[Tensor | None]) -> list[Tensor]:
 
 
 def _by_block(
-    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores]
+    model: nn.Module, image: Tensor, run: Callable[[Tensor], Scores], pools: list[Tensor]
 ) -> tuple[Grid, list[Tensor], dict[str, Tensor]]:
     """Return the grid, the matrices, and the tokens (1, …) that each block returns, by its name.
+    For `pools` see `attended`.
 
     Raises:
         MethodUnsuited: if the model's attention is unsuited, if there is not one attention in each
@@ -229,7 +325,7 @@ def _by_block(
         left.update(seen)
         return scores
 
-    grid, matrices, _ = attended(model, image, leaving)
+    grid, matrices, _ = attended(model, image, leaving, pools)
     tokens = matrices[0].shape[-1]
     # The blocks of a text encoder did not run.
     blocks = next((names for names in lists if any(name in left for name in names)), [])

@@ -9,7 +9,15 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Concept, Observation, Question, Target, TextTarget
+from cam import (
+    AnswerOptions,
+    Concept,
+    ExplainedAnswer,
+    Observation,
+    Question,
+    Target,
+    TextTarget,
+)
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import Drift, ServedAnswer
@@ -49,6 +57,8 @@ class Explain(Work[ServedAnswer]):
     watched: bool = False
     """Whether the photo is live traffic, by which the model is watched for drift: an ordinary
     explanation or prediction. What is made to be scored, or by jobs, is not."""
+    prompts: tuple[str, ...] = ()
+    """Texts that are the classes for this work, of a model that takes prompts; () for its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +74,8 @@ class Evaluate(Work[list[Scores]]):
     metrics: Sequence[str]
     """Names in `cam.evaluation.metrics.METRICS`."""
     options: MetricOptions
+    prompts: tuple[str, ...] = ()
+    """See `Explain`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +99,8 @@ class Observe(Work[list[Observation]]):
     pixels: Pixels
     layers: tuple[str, ...]
     target: Target
+    prompts: tuple[str, ...] = ()
+    """See `Explain`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +128,19 @@ class ReadText(Work[TextTarget]):
     text: str
     minus: str | None = None
     against: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerQuestion(Work[ExplainedAnswer]):
+    """Answers a question about one image and explains each word, of a model that answers. Its
+    progress is the tokens, one by one: `cam.answers.answer.AnswerProgress`."""
+
+    pixels: Pixels
+    """The photo, of any size: the model's own processor resizes it."""
+    question: str
+    options: AnswerOptions
+    until: float | None = None
+    """Time of `time.monotonic` at which the answer is cut off."""
 
 
 @dataclass(frozen=True)

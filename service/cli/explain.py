@@ -68,7 +68,7 @@ async def _explain(
             *(["scores"] if parameters.evaluate else []),
         )
         questions_of(served, parameters)  # a mistake in them would fail every photo
-        _make(output)
+        make_folder(output)
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
@@ -76,16 +76,16 @@ async def _explain(
                     save = partial(_save, output / names.of(photo))
                     for row in await result.as_rows(save):
                         told = _told(photo, row, valued=served.kind == "value")
-                        table.add_row(*(_cell(cell, console) for cell in told))
+                        table.add_row(*(cell(text, console) for text in told))
             except Problem as problem:
                 failures += 1
-                failed = _cell(problem.detail, console, "red")
-                table.add_row(_cell(str(photo), console), failed, "", "")
+                failed = cell(problem.detail, console, "red")
+                table.add_row(cell(str(photo), console), failed, "", "")
     console.print(table)
     return 1 if failures else 0
 
 
-def _cell(text: str, console: Console, style: str = "") -> Text:
+def cell(text: str, console: Console, style: str = "") -> Text:
     """Return a cell of the table, in which characters that the terminal cannot encode are escaped.
     The name of a file may contain any."""
     encoding = console.encoding
@@ -115,7 +115,7 @@ def _save(start: Path, drawing: Drawing) -> str:
     """
     suffix = f".{drawing.number}" if drawing.number else ""
     file = start.with_name(f"{start.name}.{drawing.explanation.method}{suffix}.png")
-    _write(file, drawing.encoded("image/png"))
+    write_file(file, drawing.encoded("image/png"))
     return str(file)
 
 
@@ -133,7 +133,7 @@ def _told(photo: Path, row: Row, *, valued: bool) -> list[str]:
     return [str(photo), name, sure, row.picture or "", *(["\n".join(scores)] if scores else [])]
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make the folder, unless it exists.
 
     Raises:
@@ -145,7 +145,7 @@ def _make(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be used: {error.strerror}") from None
 
 
-def _write(file: Path, picture: bytes) -> None:
+def write_file(file: Path, picture: bytes) -> None:
     """Write a picture to a file.
 
     Raises:

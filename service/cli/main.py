@@ -1,5 +1,5 @@
-"""The command line: `gradcam serve`, `explain`, `batch`, `audit`, `reference`, `export`, `key`,
-`openapi`."""
+"""The command line: `gradcam serve`, `explain`, `answer`, `batch`, `audit`, `reference`, `export`,
+`key`, `openapi`."""
 
 from __future__ import annotations
 
@@ -148,6 +148,10 @@ def explain(
         str | None, typer.Option(help="Name of the model; the first model by default.")
     ] = None,
     target: Target = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="A text as a class, of a model that takes prompts; repeat."),
+    ] = None,
     method: Method = None,
     layer: Layer = None,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
@@ -164,6 +168,7 @@ def explain(
     settings = read_settings(os.environ, models=models)
     given: dict[str, Any] = {
         "target": target,
+        "prompts": prompts,
         "method": _one_or_more(method, "gradcam"),
         "layer": layer or "auto",
         "fit": fit,
@@ -174,6 +179,41 @@ def explain(
     from service.cli.explain import explain_files
 
     raise typer.Exit(explain_files(photos, settings, model=model, given=given, output=output))
+
+
+@cli.command()
+def answer(
+    photos: Annotated[list[Path], typer.Argument(help="Image files.")],
+    question: Annotated[str, typer.Option(help="The question about each photo.")],
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; the first model by default.")
+    ] = None,
+    said: Annotated[
+        str | None, typer.Option("--answer", help="An answer to explain, in place of the model's.")
+    ] = None,
+    word: Annotated[
+        str | None, typer.Option(help="A word or phrase to draw, in place of all words.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="tam, logits, gradcam, attention or occlusion.")
+    ] = "tam",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
+    models: Models = None,
+) -> None:
+    """Ask a vision-language model about photos without a server: prints each word with its
+    evidence, and writes a picture of where the model sees it."""
+    settings = read_settings(os.environ, models=models)
+    given: dict[str, Any] = {
+        "question": question,
+        "answer": said,
+        "word": word,
+        "method": method,
+        "max_tokens": max_tokens,
+    }
+    from service.cli.answer import answer_files
+
+    raise typer.Exit(answer_files(photos, settings, model=model, given=given, output=output))
 
 
 @cli.command()

@@ -25,6 +25,7 @@ from service.client.failures import (
     Unreachable,
 )
 from service.client.options import (
+    AnswerOptions,
     AuditOptions,
     EvaluateOptions,
     Options,
@@ -34,6 +35,7 @@ from service.client.options import (
 from service.core.job_schemas import JobDocument
 
 __all__ = [
+    "AnswerOptions",
     "AsyncClient",
     "AsyncJob",
     "AuditOptions",

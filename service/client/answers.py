@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from service.client.explanation import Explanation
 from service.client.failures import ServiceError, UnexpectedAnswer, failure, failure_of
-from service.core import schemas
+from service.core import answer_schemas, schemas
 from service.core.job_schemas import ItemResult
 
 M = TypeVar("M", bound=BaseModel)
@@ -127,7 +127,20 @@ def prediction(answer: Response) -> schemas.Prediction:
     return _sound(predictions[0])
 
 
-D = TypeVar("D", schemas.Explanation, schemas.Prediction, schemas.Evaluation)
+def answer(response: Response) -> answer_schemas.Answer:
+    """Return the answer to a question about one photo.
+
+    Raises:
+        ServiceError: if the service could not answer it.
+        UnexpectedAnswer: if the response does not fit the schema or has several answers.
+    """
+    found = parsed(answer_schemas.AnswerResponse, response.body).answers
+    if len(found) != 1:
+        raise UnexpectedAnswer(f"the response has {len(found)} answers about one photo")
+    return _sound(found[0])
+
+
+D = TypeVar("D", schemas.Explanation, schemas.Prediction, schemas.Evaluation, answer_schemas.Answer)
 
 
 def _sound(result: D | schemas.FailedInstance) -> D:

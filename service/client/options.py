@@ -54,6 +54,7 @@ class PredictOptions(TypedDict, total=False):
 
     top_k: int
     fit: Literal["crop", "squash", "pad"]
+    prompts: Sequence[str]
 
 
 class Options(PredictOptions, total=False):
@@ -90,6 +91,24 @@ class EvaluateOptions(Options, total=False):
     baselines: Sequence[Literal["random", "gaussian", "edges", "uniform"]]
     seed: int
     region: RegionObject
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Parameters of `answer`. The question is an argument of its own."""
+
+    answer: str
+    max_tokens: int
+    method: Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+    evidence: bool
+    alternatives: int
+    word: str
+    evaluate: bool
+    output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
+    threshold: float
+    colormap: str
+    opacity: float
+    normalize: Literal["minmax", "percentile", "none"]
+    size: Literal["image", "layer"]
 
 
 class AuditOptions(TypedDict, total=False):

@@ -45,7 +45,13 @@ FindingKind = TypeAliasType(
 )
 ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
 
-ModelKind = TypeAliasType("ModelKind", Literal["classes", "segments", "detections", "value"])
+ModelKind = TypeAliasType(
+    "ModelKind", Literal["classes", "segments", "detections", "value", "answers"]
+)
+AnswerMethodName = TypeAliasType(
+    "AnswerMethodName", Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+)
+AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 Mode = TypeAliasType("Mode", Literal["exact", "fast"])
 WantedMode = TypeAliasType("WantedMode", Literal["exact", "fast", "auto"])
 Runtime = TypeAliasType("Runtime", Literal["torch", "openvino"])

@@ -13,7 +13,7 @@
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
   - 422 UndecodableImage, UnfetchableImage, UnknownParameter, InvalidParameter, UnknownLabel,
         AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod,
-        UnsuitedMethod, Unexplainable
+        UnsuitedMethod, UnsuitedModel, Unexplainable
   - 424 ModelFailed           the model could not be loaded
   - 429 QueueFull, RateLimited  with Retry-After
   - 431 HeadTooLarge          the request's line and headers are too large
@@ -247,6 +247,11 @@ class UnknownMethod(Problem):
     status = 422
     parameter = "method"
     title = "There is no such method"
+
+
+class UnsuitedModel(Problem):
+    status = 422
+    title = "The model does other work"
 
 
 class UnsuitedMethod(Problem):

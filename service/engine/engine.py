@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -18,13 +19,16 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from cachetools import LRUCache
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cam import (
+    AnswerOptions,
     CamError,
     ClassTarget,
     Question,
     TextTarget,
+    answer_in_steps,
     embed,
     explain_batch,
     explain_in_steps,
@@ -40,10 +44,12 @@ from cam.explanation import join
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
+from cam.prompts import checked_prompts
 from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
 from service.backend.work import (
     NOTHING,
+    AnswerQuestion,
     Embed,
     Evaluate,
     Explain,
@@ -89,6 +95,9 @@ log = logging.getLogger(__name__)
 Steps = Generator[Progress, None, object]
 NO_PIXELS: Final = np.zeros((0, 0, 3), np.uint8)
 """The pixels of an item whose work needs no image."""
+ANSWERS_AT_ONCE: Final = 4
+"""Number of answers that a model gives at a time: each holds the keys and values of what it has
+read."""
 TEXTS: Final = 1024
 """Number of texts whose embeddings are kept."""
 _OfImage = Explain | Evaluate | Randomise | Observe | Factorise | Embed
@@ -105,6 +114,10 @@ class _Item:
     priority: Priority = "interactive"
     repeatable: bool = False
     """Whether the last bits of the answer must not depend on what else is in the batch."""
+    prompts: tuple[str, ...] = ()
+    """Texts that are the classes for this item; () for the model's own."""
+    weight: NDArray[np.float32] | None = None
+    """What the model's `weight` is for these prompts, (P, D)."""
 
 
 class Engine:
@@ -134,11 +147,14 @@ class Engine:
         self._group = min(group, model.max_batch)
         self._metrics = metrics
         self._randomising = asyncio.Lock()
+        self._answering = asyncio.Semaphore(ANSWERS_AT_ONCE)
         self.randomising = 0
         """Number of images for which the weights are randomised, or will be, one at a time: each
         holds a second copy of the weights."""
         self._fast: CompiledPath | None = None
         self._texts: LRUCache[ReadText, TextTarget] = LRUCache(TEXTS)
+        self._asked = False
+        """Whether the worker thread runs the model with prompts of a request as its classes."""
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
         self.batcher: Batcher[_Item, object] = Batcher(
@@ -154,6 +170,7 @@ class Engine:
                 None if self._of_usual_size(item.pixels) else item,
                 # The layers that targets look at are recorded for the whole batch.
                 item.questions[0].looks_at,
+                item.prompts,
                 self._is_fast(item),
             ),
             cost=lambda item: (
@@ -179,6 +196,10 @@ class Engine:
     async def warm(self) -> None:
         """Run one image, prepare the fast path, run the largest batch, so that no request pays the
         cost of a first run, and choose the size of batches."""
+        if self.model.answering:
+            work = AnswerQuestion(self._sample(), "a", AnswerOptions(max_tokens=2))
+            await self.ask(work)
+            return
         await self._batch(1)
         if self.model.paths:
             worth = self._images * await self._batch(1)
@@ -252,6 +273,7 @@ class Engine:
         return (
             self._fast is not None
             and item.steps is None
+            and not item.prompts
             and self._of_usual_size(item.pixels)
             and all(self.is_fast(question.method) for question in item.questions)
             and all(map(self._fast.takes, item.questions))
@@ -268,7 +290,14 @@ class Engine:
         several of one-pass methods, which share the forward pass. The weights are randomised for
         one image at a time."""
         item = self._item(work)
-        if not isinstance(work, Randomise):
+        if isinstance(work, Explain | Evaluate | Observe) and work.prompts:
+            encoding = replace(item, pixels=NO_PIXELS, steps=self._encoded(work.prompts))
+            weight: Any = (await self._finished(encoding, None)).value
+            item = replace(item, prompts=work.prompts, weight=weight)
+        if isinstance(work, AnswerQuestion):
+            async with self._answering:
+                outcome = await self._finished(item, progress)
+        elif not isinstance(work, Randomise):
             outcome = await self._finished(item, progress)
         else:
             self.randomising += 1
@@ -298,13 +327,41 @@ class Engine:
                 return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels), "background")
             case Observe() | Factorise() | Embed():
                 return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels))
+            case AnswerQuestion():
+                return _Item(work.pixels, (NOTHING,), self._answer(work))
             case ReadText():
                 return _Item(NO_PIXELS, (NOTHING,), self._read(work))
         raise TypeError(f"{type(work).__name__} is not about one image")
 
+    def _answer(self, work: AnswerQuestion) -> Steps:
+        """Answer a question in the worker thread, a token a step."""
+        assert self.model.answering  # the pipeline asks no other model
+        until = work.until
+        return answer_in_steps(
+            self.model.answering,
+            work.pixels,
+            work.question,
+            work.options,
+            stop=lambda: until is not None and monotonic() > until,
+        )
+
+    def _encoded(self, prompts: Sequence[str]) -> Steps:
+        """Return the rows of the model's `weight` for prompts, (P, D). Each one that is not known
+        is encoded in a step of its own, so that other items do not wait for all of them."""
+        rows = []
+        for turn, prompt in enumerate(checked_prompts(prompts)):
+            work = ReadText(prompt)
+            if work not in self._texts:
+                yield Progress(turn, len(prompts))
+            rows.append(self._target(work).weights)
+        return np.concatenate(rows)
+
     def _read(self, work: ReadText) -> Steps:
         """Encode a text in the worker thread, in one step."""
         yield from ()
+        return self._target(work)
+
+    def _target(self, work: ReadText) -> TextTarget:
         known = self._texts.get(work)
         if known is None:
             module: Any = self.model.module
@@ -369,7 +426,7 @@ class Engine:
     ) -> Sequence[Explained | CamError]:
         """Answer one question for each image in the worker thread, by the fast path if it computes
         in float32. In a lower precision, probabilities would be wrong in their third digit."""
-        fast, model = self._fast, self.model
+        fast, model = None if self._asked else self._fast, self.model
         if fast and fast.dtype == torch.float32 and all(map(self._may_be_fast, questions)):
             return fast.explain(images.contiguous(), questions)
         if model.channels_last:
@@ -430,11 +487,26 @@ class Engine:
 
     def _run(self, items: list[_Item]) -> list[object]:
         try:
-            return self._work(items)
+            with self._asking(items[0].weight):
+                return self._work(items)
         except (MemoryError, RuntimeError) as error:
             if is_of_memory(error) and self.model.device.type != "cpu":
                 torch.accelerator.memory.empty_cache()
             raise  # the batcher then halves the batch and tries again
+
+    @contextmanager
+    def _asking(self, weight: NDArray[np.float32] | None) -> Iterator[None]:
+        """Make prompts the model's classes within the block; None leaves it its own."""
+        if weight is None:
+            yield
+            return
+        module: Any = self.model.module
+        own, self._asked = module.weight, True
+        module.weight = own.new_tensor(weight)
+        try:
+            yield
+        finally:
+            module.weight, self._asked = own, False
 
     def _work(self, items: list[_Item]) -> list[object]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))

@@ -158,12 +158,13 @@ class Replicas:
         if work.priority == "background":
             return await self._idlest().ask(work, progress=progress)
         outcome, how = await self._response_cache.get(
-            _key(work.seen, work.questions),
+            _key(work),
             lambda report: self._idlest().ask(work, progress=report),
             progress,
         )
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
-        if how == "made" and work.watched and self.watch.watches(work.seen):
+        watched = work.watched and not work.prompts  # the classes are others
+        if how == "made" and watched and self.watch.watches(work.seen):
             self._watch(work.seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
@@ -186,9 +187,9 @@ class Replicas:
         )
 
 
-def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
-    """Return a digest that is equal for the same image and questions."""
-    digest = hashlib.blake2b(seen.digest, digest_size=16)
+def _key(work: Explain) -> bytes:
+    """Return a digest that is equal for the same image, prompts and questions."""
+    digest, questions = hashlib.blake2b(work.seen.digest, digest_size=16), work.questions
 
     def add(value: object) -> None:
         if isinstance(value, np.ndarray):
@@ -197,6 +198,7 @@ def _key(seen: ModelInput, questions: Sequence[Question]) -> bytes:
         else:
             digest.update(f"|{value!r}".encode())
 
+    add(work.prompts)
     for target in questions[0].targets:
         add(type(target).__name__)
         for field_ in fields(target):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from service.core.answer_schemas import Answer, TokenLine
 from service.core.job_schemas import ItemResult
 from service.core.schemas import TINY_PNG, Evaluation, Explanation, Prediction
 from service.http.contract import PHOTOS, takes, worked_example
 from service.http.job_queries import JobParameters, SubmitQuery
 from service.jobs.manifest import JobRequest
 from service.models.catalog import NewModel
+from service.pipeline.answer_parameters import AnswerParameters, AnswerRequest
 from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
 from service.pipeline.parameters import (
     ActivationParameters,
@@ -45,6 +47,9 @@ TAGS: Final = [
 EXPLANATION: Final = worked_example(Explanation)
 EXPLANATION_LINE: Final = json.dumps(EXPLANATION) + "\n"
 EVALUATION_LINE: Final = json.dumps(worked_example(Evaluation)) + "\n"
+ANSWER_LINES: Final = (
+    json.dumps(worked_example(TokenLine)) + "\n" + json.dumps(worked_example(Answer)) + "\n"
+)
 RESULT: Final[dict[str, Any]] = {
     **worked_example(ItemResult),
     "prediction": worked_example(Prediction),
@@ -79,6 +84,16 @@ EVALUATE: Final = takes(
         "parameters": {"metrics": ["insertion", "deletion", "stability"]},
     },
     form=EvaluateParameters,
+    files=PHOTOS,
+)
+ANSWER: Final = takes(
+    AnswerParameters,
+    AnswerRequest,
+    example={
+        "instances": [{**_INSTANCE, "question": "what colour is the circle?"}, _INSTANCE],
+        "parameters": {"question": "what is in the picture?", "max_tokens": 32},
+    },
+    form=AnswerParameters,
     files=PHOTOS,
 )
 EXPLAIN: Final = takes(

@@ -20,6 +20,7 @@ from service.core.errors import (
     step,
 )
 from service.core.pydantic_errors import mistake
+from service.pipeline.answer_parameters import AnswerInstance, AnswerParameters, AnswerRequest
 from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
 from service.pipeline.images import decode_base64
 from service.pipeline.instances import Instance, P, Remote
@@ -30,14 +31,16 @@ from service.pipeline.parameters import (
     ActivationRequest,
     ExplainInstance,
     ExplainRequest,
+    ImageParameters,
     Parameters,
     PredictParameters,
     PredictRequest,
 )
 from service.pipeline.validation import own_of, parameter_problem, read_parameters
 
-Body = PredictRequest | ExplainRequest | ActivationRequest | EvaluateRequest
-REQUESTS: dict[type[PredictParameters], type[Body]] = {
+Body = PredictRequest | ExplainRequest | ActivationRequest | EvaluateRequest | AnswerRequest
+REQUESTS: dict[type[ImageParameters], type[Body]] = {
+    AnswerParameters: AnswerRequest,
     PredictParameters: PredictRequest,
     Parameters: ExplainRequest,
     ActivationParameters: ActivationRequest,
@@ -104,7 +107,8 @@ def _from_json(
     instances = []
     for index, instance in enumerate(sent.instances):
         pointer = f"/instances/{index}/image/b64"
-        own = _set(instance, own_of(type(base))) if isinstance(instance, ExplainInstance) else {}
+        several = isinstance(instance, ExplainInstance | AnswerInstance)
+        own = _set(instance, own_of(type(base))) if several else {}
         image: bytes | Problem | Remote
         if instance.image.url is not None:
             pointer = f"/instances/{index}/image/url"
@@ -177,7 +181,7 @@ def _set(model: BaseModel, names: Sequence[str] | None = None) -> dict[str, Any]
     }
 
 
-def _body_problem(error: ValidationError, parameters: type[PredictParameters]) -> Problem:
+def _body_problem(error: ValidationError, parameters: type[ImageParameters]) -> Problem:
     if error.error_count() > MAX_MISTAKES:  # listing all would take longer than reading the body
         return MalformedRequest(f"the body has {error.error_count()} mistakes; send fewer fields")
     # An unknown field often explains a missing one.

@@ -1,4 +1,4 @@
-"""Routes that accept images: `:predict`, `:explain`, `:evaluate` and `:activations`."""
+"""Routes that accept images: `:predict`, `:explain`, `:evaluate`, `:activations`, `:answer`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from cam.answers.answer import AnswerProgress
 from cam.methods.progress import Progress
 from service.backend.interface import Listener
-from service.core import schemas
+from service.core import answer_schemas, schemas
 from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import dump
 from service.http import documentation
@@ -29,6 +30,8 @@ from service.http.answers import (
 )
 from service.http.contract import SERVING, answers
 from service.http.reception import Reception, RequestContext, deadline, while_connected
+from service.pipeline.answer_parameters import AnswerParameters
+from service.pipeline.answers import AnswerResult, describe_token_line
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.evaluation import summarise
 from service.pipeline.instances import Instance, P
@@ -41,6 +44,7 @@ from service.pipeline.targets import MAX_MAPS
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
+ANSWER_FORMS: Final = (JSON, *EXTENSIONS, NDJSON)
 ACTIVATION_FORMS: Final = (JSON, *EXTENSIONS, NPZ)
 FORMS: Final = (JSON, *EXTENSIONS, NPY, NDJSON)
 SMALL_BYTES: Final = 256 * 1024
@@ -50,7 +54,7 @@ Explained = tuple[schemas.Prediction, list[schemas.Explanation]]
 
 
 def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
-    """Make the routes of `:predict`, `:explain`, `:evaluate` and `:activations`."""
+    """Make the routes of `:predict`, `:explain`, `:evaluate`, `:activations` and `:answer`."""
     router, routes = APIRouter(tags=["explain"]), ImageRoutes(reception, pipeline)
     model = "/v1/models/{model:model}"
     router.post(
@@ -113,6 +117,24 @@ def make_router(*, reception: Reception, pipeline: Pipeline) -> APIRouter:
         ),
         openapi_extra=documentation.ACTIVATIONS,
     )(routes.show_activations)
+    router.post(
+        f"{model}:answer",
+        summary="The answer to a question about each image, and where the model sees each word",
+        description=(
+            "Of vision–language models. Answers by `Accept`: `application/json` (default), "
+            "`application/x-ndjson` (each token as soon as it is said, with its map, then the "
+            "whole answer), or, for one image, `image/png`, `image/jpeg`, `image/webp`: a picture "
+            "of one `word`, or of all words."
+        ),
+        response_model=answer_schemas.AnswerResponse,
+        responses=answers(
+            answer_schemas.AnswerResponse,
+            {NDJSON: documentation.ANSWER_LINES, **dict.fromkeys(EXTENSIONS)},
+            headers=["Server-Timing"],
+            problems=SERVING,
+        ),
+        openapi_extra=documentation.ANSWER,
+    )(routes.answer)
     return router
 
 
@@ -198,6 +220,51 @@ class ImageRoutes:
         body = await to_thread.run_sync(dump, answer)
         headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
         return Response(body, media_type=JSON, headers=headers)
+
+    async def answer(self, model: str, request: Request) -> Response:
+        """Answer `:answer`."""
+        form = choose(_list_of(request, "accept"), ANSWER_FORMS)
+        async with self._reception.receive(request, model, AnswerParameters) as context:
+            if form == NDJSON:
+                lines = self._lines(context, self._answered)
+                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+            if form != JSON:
+                require_one_map(len(context.instances), form)
+            async with while_connected(request):
+                if form != JSON:
+                    result = await self._answer(context, context.instances[0])
+                    picture = partial(result.as_picture, form)
+                    body = await self._pipeline.draw_answer(picture)
+                else:
+                    results = await together(
+                        lambda instance: self._answered(context, instance), context.instances
+                    )
+                    found: list[answer_schemas.Answer | schemas.FailedInstance] = []
+                    for instance, one in zip(context.instances, results, strict=True):
+                        found += [failed(instance, one)] if isinstance(one, Problem) else one
+                    answer = answer_schemas.AnswerResponse(answers=found)
+                    body = await to_thread.run_sync(dump, answer)
+        headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
+        return Response(body, media_type=form, headers=headers)
+
+    async def _answer(
+        self,
+        context: RequestContext[AnswerParameters],
+        instance: Instance[AnswerParameters],
+        progress: Listener | None = None,
+    ) -> AnswerResult:
+        return await self._pipeline.answer(
+            context.replicas, instance, context.timings, progress, context.passes_until
+        )
+
+    async def _answered(
+        self,
+        context: RequestContext[AnswerParameters],
+        instance: Instance[AnswerParameters],
+        progress: Listener | None = None,
+    ) -> list[answer_schemas.Answer]:
+        result = await self._answer(context, instance, progress)
+        return [await self._pipeline.draw_answer(result.as_json)]
 
     async def show_activations(self, model: str, request: Request) -> Response:
         """Answer `:activations`."""
@@ -301,6 +368,8 @@ class ImageRoutes:
             async for instance, result in as_ready(bounded, context.instances):
                 if isinstance(result, Problem):
                     yield dump(failed(instance, result)) + b"\n"
+                elif isinstance(result, AnswerProgress) and result.token:
+                    yield dump(describe_token_line(instance, result)) + b"\n"
                 elif isinstance(result, Progress):
                     step = schemas.Step(done=result.done, total=result.total)
                     line = schemas.ProgressLine(

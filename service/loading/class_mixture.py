@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from zipfile import ZipFile
 
 import torch
@@ -20,7 +20,7 @@ from torchvision.models import ResNet18_Weights
 
 from cam import TextTarget
 from cam.errors import InvalidPrompt
-from cam.prompts import checked_prompts, checked_templates, filled
+from cam.prompts import checked_prompts, checked_templates, checked_texts, filled
 
 TEMPERATURE: Final = 0.05
 """τ, the one that sentence encoders are trained with."""
@@ -53,6 +53,8 @@ class ClassMixture(nn.Module):
     The output is (B, P) for images (B, 3, H, W). `labels` are the prompts.
     """
 
+    activation: Literal["softmax"] = "softmax"
+
     def __init__(
         self,
         classifier: nn.Module,
@@ -75,13 +77,13 @@ class ClassMixture(nn.Module):
         self._encoder = (sentences, tokenizer)
         self._names = embedded(*self._encoder, ResNet18_Weights.DEFAULT.meta["categories"])
         self.classifier = classifier
-        self.log_weights: Tensor
+        self.weight: Tensor
         rows = [self._log_weights(prompt) for prompt in self.labels]
-        self.register_buffer("log_weights", torch.stack(rows))
+        self.register_buffer("weight", torch.stack(rows))
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.classifier(images)
-        mixed: Tensor = (logits[:, None] + self.log_weights).logsumexp(2)
+        mixed: Tensor = (logits[:, None] + self.weight).logsumexp(2)
         return mixed
 
     def _log_weights(self, prompt: str) -> Tensor:
@@ -95,8 +97,8 @@ class ClassMixture(nn.Module):
     ) -> TextTarget:
         """Return the target that explains what in an image fits a text: see
         `cam.PromptClassifier.text_target`."""
-        texts = checked_prompts([one for one in (text, minus) if one is not None])
-        weights = torch.stack([self._log_weights(one) for one in texts]).numpy()
+        rows = [self._log_weights(one) for one in checked_texts(text, minus)]
+        weights = torch.stack(rows).numpy()
         return TextTarget(text, "classifier", weights, "mixture", 0.0, minus, against)
 
 

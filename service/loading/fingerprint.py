@@ -21,7 +21,7 @@ from service.models.catalog import ModelEntry
 from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
 
-PACKAGES: Final = ("torch", "torchvision", "timm", "transformers", "openvino")
+PACKAGES: Final = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "openvino")
 """Packages whose versions decide what a model does and how fast it does it."""
 UNIMPORTANT: Final = {"name", "labels", "audit", "reference", "explain_sample"}
 """Keys of an entry that do not change what the model does."""

@@ -17,10 +17,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from cam import CamError, PromptClassifier
-from cam.errors import InvalidPrompt
 from service.core.errors import ConfigError, one_line
 from service.loading.image_processor import preprocessing_of_processor
+from service.loading.prompts import classifier_of
 from service.loading.transforms import preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
@@ -30,6 +29,8 @@ TASKS: Final = ("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTI
 """The tasks whose models are served, as in transformers' names of its tables of models."""
 IMAGE_TEXT: Final = "ZERO_SHOT_IMAGE_CLASSIFICATION"
 """The task of image–text models, whose classes are the prompts of the entry."""
+ANSWERING: Final = "IMAGE_TEXT_TO_TEXT"
+"""The task of vision–language models, which answer questions."""
 PLACEHOLDER: Final = re.compile(r"LABEL_\d+")
 """A label that transformers invents where a model has none."""
 WHOLE: Final = ("input_size", "mean", "std")
@@ -64,7 +65,7 @@ def check_place(entry: ModelEntry, what: str) -> None:
     place = place_of(entry, what)
     transformers_of(entry)
     if Path(place).is_dir():
-        _class_of(entry, config_of(entry, place))
+        class_of(entry, config_of(entry, place))
 
 
 def transformers_of(entry: ModelEntry) -> ModuleType:
@@ -81,6 +82,7 @@ def transformers_of(entry: ModelEntry) -> ModuleType:
             "transformers is not installed; install the extra 'hf': "
             "pip install 'gradcam-service[hf]'",
         ) from None
+    transformers.utils.logging.disable_progress_bar()
     library: ModuleType = transformers
     return library
 
@@ -91,7 +93,7 @@ def config_of(entry: ModelEntry, place: str) -> Any:
     Raises:
         ConfigError: if it cannot be read, or would need code of its own.
     """
-    with _told(entry, "source", f"the config.json of {place} cannot be used"):
+    with told(entry, "source", f"the config.json of {place} cannot be used"):
         config = transformers_of(entry).AutoConfig.from_pretrained(place, trust_remote_code=False)
     # timm saves the number of classes in two places, and transformers would pass on both of them.
     (getattr(config, "model_args", None) or {}).pop("num_classes", None)
@@ -108,22 +110,30 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
     Raises:
         ConfigError: if it is no classifier, segmenter or detector, or if weights are missing.
     """
-    kind = _class_of(entry, config)
-    if kind.__name__ in _names_of(IMAGE_TEXT):
-        encoders = _loaded(entry, place, config, kind)
-        return _of_prompts(entry, encoders, _tokenizer_of(entry, place))
+    kind = class_of(entry, config)
+    if kind.__name__ in names_of(IMAGE_TEXT):
+        encoders = loaded(entry, place, config, kind)
+        return classifier_of(entry, encoders, _tokenizer_of(entry, place))
     if classes is not None and entry.weights != "default":
         config.num_labels = classes
-    return _loaded(entry, place, config, kind)
+    return loaded(entry, place, config, kind)
 
 
-def _loaded(entry: ModelEntry, place: str, config: Any, kind: Any) -> nn.Module:
+def loaded(
+    entry: ModelEntry, place: str, config: Any, kind: Any, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """Return the model of a class, with the weights of its place if the entry has `weights =
+    "default"`, otherwise with random ones.
+
+    Raises:
+        ConfigError: if weights cannot be loaded or are missing.
+    """
     if entry.weights != "default":
         made: nn.Module = kind(config)
         return made
-    with _told(entry, "weights", f"the weights of {place} cannot be loaded"):
+    with told(entry, "weights", f"the weights of {place} cannot be loaded"):
         module, info = kind.from_pretrained(
-            place, config=config, dtype=torch.float32, weights_only=True, output_loading_info=True
+            place, config=config, dtype=dtype, weights_only=True, output_loading_info=True
         )
     missing = sorted(info["missing_keys"])
     if missing:
@@ -142,7 +152,7 @@ def _tokenizer_of(entry: ModelEntry, place: str) -> Any:
     Raises:
         ConfigError: if the place has none.
     """
-    with _told(entry, "source", f"{place} has no tokenizer that can be used"):
+    with told(entry, "source", f"{place} has no tokenizer that can be used"):
         tokenizer = transformers_of(entry).AutoTokenizer.from_pretrained(
             place, trust_remote_code=False
         )
@@ -150,21 +160,6 @@ def _tokenizer_of(entry: ModelEntry, place: str) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise entry.mistake("source", f"{place} has no tokenizer: it would know no words")
     return tokenizer
-
-
-def _of_prompts(entry: ModelEntry, encoders: nn.Module, tokenizer: Any) -> PromptClassifier:
-    """Return the classifier of the entry's prompts.
-
-    Raises:
-        ConfigError: if a prompt cannot be used, or if the module is no image–text model.
-    """
-    assert entry.prompts is not None  # the check of the source raises
-    try:
-        return PromptClassifier(encoders.eval(), tokenizer, entry.prompts, entry.templates)
-    except InvalidPrompt as error:
-        raise entry.mistake("prompts", str(error)) from None
-    except CamError as error:
-        raise entry.mistake("source", str(error)) from None
 
 
 def prepared(entry: ModelEntry, place: str) -> Preprocessing:
@@ -192,7 +187,7 @@ def prepared(entry: ModelEntry, place: str) -> Preprocessing:
     new = int(transformers.__version__.partition(".")[0]) >= 5
     backend: dict[str, Any] = {"backend": "pil"} if new else {"use_fast": False}
     remedy = f"save it beside the model, or set {', '.join(WHOLE)} in the entry"
-    with _told(entry, "source", f"{place} has no image processor that can be used", remedy):
+    with told(entry, "source", f"{place} has no image processor that can be used", remedy):
         processor = transformers.AutoImageProcessor.from_pretrained(
             place, trust_remote_code=False, **backend
         )
@@ -224,7 +219,7 @@ def is_transformers_model(module: nn.Module) -> bool:
     )
 
 
-def _names_of(task: str) -> set[str]:
+def names_of(task: str) -> set[str]:
     """Return the names of the classes of a task's models, as transformers lists them."""
     from transformers.models.auto import modeling_auto
 
@@ -234,24 +229,25 @@ def _names_of(task: str) -> set[str]:
     return able
 
 
-def _class_of(entry: ModelEntry, config: Any) -> Any:
+def class_of(entry: ModelEntry, config: Any) -> Any:
     """Return the class of the model that the config names, e.g. ViTForImageClassification.
 
     Raises:
         ConfigError: if it is none that can be served, or if an image–text model has no prompts, or
             another model has some.
     """
-    able = set().union(*map(_names_of, TASKS))
+    able = set().union(*map(names_of, TASKS))
     named = list(config.architectures or [])
+    able |= names_of(ANSWERING)
     if config.model_type == "timm_wrapper":  # as timm saves it, without this key
         named = ["TimmWrapperForImageClassification"]
-    kind = next((name for name in named if name in able | _names_of(IMAGE_TEXT)), None)
+    kind = next((name for name in named if name in able | names_of(IMAGE_TEXT)), None)
     if kind is None:
         raise entry.mistake(
             "source",
             f"config.json has the architectures {named}, of which none is an image classifier, a "
-            "semantic segmenter, an object detector or an image–text model; save the model with "
-            "such a head, as a …ForImageClassification has it",
+            "semantic segmenter, an object detector, an image–text or a vision–language model; "
+            "save the model with such a head, as a …ForImageClassification has it",
         )
     if kind not in able and entry.prompts is None:
         raise entry.mistake("prompts", f"a {kind} needs prompts: its classes, in words")
@@ -263,7 +259,7 @@ def _class_of(entry: ModelEntry, config: Any) -> Any:
 
 
 @contextmanager
-def _told(entry: ModelEntry, key: str, sentence: str, remedy: str = "") -> Iterator[None]:
+def told(entry: ModelEntry, key: str, sentence: str, remedy: str = "") -> Iterator[None]:
     """Tell an error of transformers, which may be of any type, as a mistake in the entry."""
     try:
         yield

@@ -12,11 +12,21 @@ from time import perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
 import torch
+from PIL import Image
 from timm.data import ImageNetInfo
 from torch import nn
 from torchvision.models import ResNet18_Weights
 
-from cam import METHODS, CamError, Layer, Reading, default_layer, resolve_reading
+from cam import (
+    METHODS,
+    CamError,
+    Layer,
+    Reading,
+    VisionLanguageModel,
+    default_layer,
+    resolve_reading,
+)
+from cam.answers.vision_language import TRIAL
 from cam.drift.reference import Reference, read_reference
 from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
@@ -31,6 +41,7 @@ from cam.positions.locate import declare
 from service.core.choices import Activation, Runtime
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, one_line
+from service.loading.answering import answering, is_answering
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
@@ -41,8 +52,12 @@ from service.models.audited import Audited, read_audited
 from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
 from service.models.labels import Labels, read_labels
-from service.models.preprocessing import Fit
+from service.models.preprocessing import Fit, Preprocessing
 
+OWN_PROCESSOR: Final = Preprocessing(
+    *TRIAL, min(TRIAL), (0.0,) * 3, (1.0,) * 3, Image.Resampling.BICUBIC, "squash"
+)
+"""Stands in for the preprocessing of a model that has a processor of its own."""
 log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 Rest = ParamSpec("Rest")
@@ -69,6 +84,8 @@ class ServedModel(ModelInfo):
     """The linear head, if it reads the mean of the default layer."""
     paths: tuple[CompiledPath, ...]
     """The ways to compute maps of the default layer faster, which have not been tried yet."""
+    answering: VisionLanguageModel | None = None
+    """The model with its processor, if it answers questions."""
     reference: Reference | None = None
     """The statistics of the maps of good photos; None if the model's entry names none."""
     explain_sample: float = 0.0
@@ -120,6 +137,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         ConfigError: if the model cannot be served; the message names the file, the entry, the key
             and the allowed values.
     """
+    if is_answering(entry):
+        return _answering(entry)
     started = perf_counter()
     given = _labels(entry)
     built = build(entry, len(given) if given else None)
@@ -177,6 +196,46 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         audited=audited,
         reference=_reference(entry, fingerprint, layers, cannot),
         explain_sample=entry.explain_sample,
+    )
+
+
+def _answering(entry: ModelEntry) -> ServedModel:
+    """Return a vision–language model, which has no classes and no layers of its own to explain."""
+    device, dtype = _device(entry), getattr(torch, entry.dtype)
+    model = answering(entry, device, dtype)
+    size, reading = OWN_PROCESSOR, Reading(None, "none")
+    why = "the model answers questions: ask it by :answer, whose maps are those of words"
+    return ServedModel(
+        name=entry.name,
+        source=entry.source,
+        module=model.model,
+        device=device,
+        dtype=dtype,
+        precision=entry.dtype,
+        preprocessing=size,
+        normalise=Normalisation(size, device),
+        kind="answers",
+        reading=reading,
+        activation="none",
+        activation_reason=why,
+        labels=Labels.of(()),
+        classes=0,
+        layers=(),
+        default_layer=None,
+        no_default=why,
+        levels=(),
+        method_layers={},
+        unsuited=dict.fromkeys(METHODS, why),
+        max_batch=1,
+        batching="an answer is one word after the other",
+        stochastic=None,
+        channels_last=False,
+        head=None,
+        paths=(),
+        exact=True,
+        kept=OFF.of(""),
+        fingerprint=fingerprint_of(entry, model.model, size, "", Labels.of(()), reading),
+        answering=model,
     )
 
 

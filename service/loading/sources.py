@@ -1,5 +1,5 @@
-"""The sources of models: torchvision, timm, Hugging Face, ONNX and OpenVINO files, your function,
-the embedded package.
+"""The sources of models: torchvision, timm, Hugging Face, open_clip, ONNX and OpenVINO files,
+your function, the embedded package.
 
 A source builds the module and states the preprocessing of the model's authors. It does not handle
 devices, labels or layers.
@@ -21,11 +21,13 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from cam import CamError, PromptClassifier, Reading
+from cam import PromptClassifier, Reading
 from cam.errors import InvalidPrompt
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
+from service.loading import openclip
+from service.loading.answering import SHAPES, check_answering, is_answering
 from service.loading.class_mixture import PACKAGE as SENTENCES
 from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.graph import FORMS, GraphError, Wish, read_graph
@@ -37,7 +39,9 @@ from service.loading.huggingface import (
     module_of,
     place_of,
     prepared,
+    transformers_of,
 )
+from service.loading.prompts import check_logits
 from service.loading.transforms import CROP_FITS, preprocessing_of, with_stated
 from service.loading.weights import (
     WeightsError,
@@ -96,7 +100,7 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
 def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | None) -> Built:
     """Build the model and load the weights of the entry's file, if it names one. If `classes` is
     None, the head gets as many classes as the file has, unless a factory builds the model."""
-    if entry.weights in ("default", "none"):
+    if entry.weights in ("default", "none") or source is _open_clip:  # it encodes the prompts
         return source(entry, what, classes)
     file = entry.path(entry.weights)
     try:
@@ -118,12 +122,14 @@ def check_source(entry: ModelEntry) -> None:
         ConfigError: if the source cannot be found, or if there is no such file of weights.
     """
     kind, _, what = entry.source.partition(":")
-    if entry.prompts is not None and kind != "hf" and entry.source != OF_PROMPTS:
+    of_prompts = kind in ("hf", "open_clip") or entry.source == OF_PROMPTS
+    if entry.prompts is not None and not of_prompts:
         raise entry.mistake(
-            "prompts", f"prompts are the classes of image–text models (hf:) and of {OF_PROMPTS}"
+            "prompts",
+            f"prompts are the classes of image–text models (hf:, open_clip:) and of {OF_PROMPTS}",
         )
     CHECKS[kind](entry, what)
-    if entry.weights not in ("default", "none"):
+    if entry.weights not in ("default", "none") and kind != "open_clip":
         file = entry.path(entry.weights)
         try:
             check_file(file)
@@ -214,10 +220,13 @@ def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
 
 
 def _is_embedded(entry: ModelEntry, what: str) -> None:
-    if entry.source == OF_PROMPTS:
+    if entry.source == SHAPES:
+        transformers_of(entry)
+        check_answering(entry)
+    elif entry.source == OF_PROMPTS:
         _takes_prompts(entry)
     elif entry.source != EMBEDDED.source:
-        names = [name.partition(":")[2] for name in (EMBEDDED.source, OF_PROMPTS)]
+        names = [name.partition(":")[2] for name in (EMBEDDED.source, OF_PROMPTS, SHAPES)]
         raise _unknown(entry, what, names, "there is no embedded model")
 
 
@@ -251,8 +260,13 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
         mixture = ClassMixture(module.eval(), *sentence_encoder(), entry.prompts, entry.templates)
     except InvalidPrompt as error:
         raise entry.mistake("prompts", str(error)) from None
-    reason = "the prompts are compared with each other"
-    return Built(mixture, preprocessing, mixture.labels, "", Reading(None, "softmax"), reason)
+    return _prompted(entry, mixture, preprocessing, "the prompts are compared with each other")
+
+
+def _check_huggingface(entry: ModelEntry, what: str) -> None:
+    check_place(entry, what)
+    if Path(place_of(entry, what)).is_dir() and is_answering(entry):
+        check_answering(entry)
 
 
 def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -261,39 +275,34 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     preprocessing = prepared(entry, place)
     module = module_of(entry, place, config, classes)
     if isinstance(module, PromptClassifier):
-        _check_logits(entry, module, preprocessing)
-        return _prompted(entry, module, preprocessing)
+        return _image_text(entry, module, preprocessing)
     labels = labels_of(entry, config) if classes is None else ()
     return Built(module, preprocessing, labels)
 
 
-def _prompted(entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing) -> Built:
-    """Return the classifier of an image–text model, with its activation."""
-    reading, reason = Reading(None, entry.activation), ""
+def _open_clip(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    module = openclip.prompted(entry, what)
+    return _image_text(entry, module, openclip.prepared(entry, module))
+
+
+def _image_text(entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing) -> Built:
+    check_logits(entry, module, preprocessing)
+    has = "no bias" if module.activation == "softmax" else "a bias"
+    return _prompted(entry, module, preprocessing, f"the logits of the image–text model have {has}")
+
+
+def _prompted(
+    entry: ModelEntry,
+    module: PromptClassifier | ClassMixture,
+    preprocessing: Preprocessing,
+    reason: str,
+) -> Built:
+    """Return a classifier of prompts, with its own activation for the reason given, unless the
+    entry sets another one."""
+    reading = Reading(None, entry.activation)
     if entry.activation == "auto":
         reading = Reading(None, module.activation)
-        has = "a bias" if module.activation == "sigmoid" else "no bias"
-        reason = f"the logits of the image–text model have {has}"
     return Built(module, preprocessing, module.labels, reading=reading, reason=reason)
-
-
-def _check_logits(
-    entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing
-) -> None:
-    """Check that the logits are those of the image–text model.
-
-    Raises:
-        ConfigError: if they are others, or if the model cannot look at an image.
-    """
-    image = torch.randn(1, 3, preprocessing.height, preprocessing.width)
-    try:
-        module.check(image)
-    except CamError as error:
-        raise entry.mistake("source", str(error)) from None
-    except Exception as error:  # transformers may raise anything about an image
-        raise entry.mistake(
-            "source", f"{type(module.encoders).__name__} fails on an image: {_told(error)}"
-        ) from None
 
 
 def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -424,6 +433,7 @@ SOURCES: dict[str, Source] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "hf": _huggingface,
+    "open_clip": _open_clip,
     "onnx": _graph,
     "openvino": _graph,
     "factory": _factory,
@@ -432,7 +442,8 @@ CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
     "embedded": _is_embedded,
     "torchvision": _dense,
     "timm": _known_to_timm,
-    "hf": check_place,
+    "hf": _check_huggingface,
+    "open_clip": openclip.check_model,
     "onnx": _graph_file,
     "openvino": _graph_file,
     "factory": _function,

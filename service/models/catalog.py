@@ -52,13 +52,14 @@ class ModelEntry(BaseModel):
     name: str = Field(pattern=rf"^{NAME}$", description="the model's name in addresses")
     source: str = Field(
         pattern=(
-            r"^(embedded|torchvision|timm):[A-Za-z0-9._-]+$|^(hf|onnx|openvino):[^\x00-\x1f]+$|"
+            r"^(embedded|torchvision|timm|open_clip):[A-Za-z0-9._-]+$|"
+            r"^(hf|onnx|openvino):[^\x00-\x1f]+$|"
             r"^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$"
         ),
         description=(
             "`embedded:efficientnet-lite0`, `embedded:efficientnet-lite0-prompts`, "
-            "`torchvision:NAME`, `timm:NAME`, `hf:FOLDER` (from the "
-            "TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, "
+            "`embedded:shapes`, `torchvision:NAME`, `timm:NAME`, `open_clip:NAME`, `hf:FOLDER` "
+            "(from the TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, "
             "`onnx:FILE.onnx` or `openvino:FILE.xml` (from the TOML file's folder), or "
             "`factory:package.module:function`, your own function that returns a module"
         ),
@@ -68,7 +69,8 @@ class ModelEntry(BaseModel):
         min_length=1,
         description=(
             "`default`: the source's own; `none`: seeded random; both leave a factory's model as "
-            "the function returns it; or a path, from the TOML file's folder, to a `.safetensors`, "
+            "the function returns it; of open_clip, the name of its weights, such as "
+            "`laion2b_s34b_b88k`; or a path, from the TOML file's folder, to a `.safetensors`, "
             "or a `.pt`, `.pth`, `.bin` or `.ckpt` that loads without running code, also as "
             "training leaves it: under `state_dict`, `model_state_dict`, `model` or `ema` (the "
             "first there), with prefixes of Lightning, DataParallel or torch.compile; the head has "
@@ -94,8 +96,8 @@ class ModelEntry(BaseModel):
     prompts: Prompts | None = Field(
         None,
         description=(
-            "the classes of an image–text model (`hf:` of CLIP, SigLIP and others), in words, such "
-            'as `["a cat", "a remote control"]`'
+            "the classes of an image–text model (`hf:` or `open_clip:` of CLIP, SigLIP and "
+            'others), in words, such as `["a cat", "a remote control"]`'
         ),
     )
     templates: Templates = Field(

@@ -83,6 +83,11 @@ class ModelInfo:
         return ModelInfo(**{known.name: getattr(self, known.name) for known in fields(ModelInfo)})
 
     @property
+    def answers(self) -> bool:
+        """Whether the model answers questions, and neither predicts nor explains classes."""
+        return self.kind == "answers"
+
+    @property
     def weights(self) -> str:
         """The fingerprint without the audit's digest, which an audit states."""
         return self.fingerprint.partition("-")[0]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from service.core.errors import Problem
-from service.pipeline.parameters import PredictParameters
+from service.pipeline.parameters import ImageParameters
 
-P = TypeVar("P", bound=PredictParameters)
-P_co = TypeVar("P_co", bound=PredictParameters, covariant=True)
+P = TypeVar("P", bound=ImageParameters)
+P_co = TypeVar("P_co", bound=ImageParameters, covariant=True)
 
 
 @dataclass(frozen=True)

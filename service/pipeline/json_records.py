@@ -16,7 +16,8 @@ from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
 from service.pipeline.coordinates import Edges, box_on_photo
 from service.pipeline.evaluation import score_lines
-from service.pipeline.instances import Instance, P
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import PredictParameters
 from service.pipeline.rendering import Caption
 
 
@@ -106,7 +107,7 @@ def title_of(target: schemas.ExplainedTarget) -> str:
 
 
 def predict(
-    answer: ServedAnswer, model: ModelInfo, seen: ModelInput, instance: Instance[P]
+    answer: ServedAnswer, model: ModelInfo, seen: ModelInput, instance: Instance[PredictParameters]
 ) -> schemas.Prediction:
     """Return the JSON schema object of a model's `top_k` best classes, segments or detections, or
     of all values of a regression."""

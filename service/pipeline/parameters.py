@@ -20,12 +20,14 @@ from service.pipeline.targets import (
     StrictModel,
     TargetObject,
     TargetParameter,
+    Text,
     object_in_text,
 )
 
 MAX_INSTANCES = 1024
 FEW_MAPS = 10
 """Number of maps of one image above which its parameters are costly."""
+MAX_PROMPTS = 100
 MAX_TEXT = 1000
 """Maximum length of a text that names several values."""
 AUDITED = "auto"
@@ -104,7 +106,16 @@ def known_colormap(colormap: str | None) -> str | None:
     return colormap
 
 
-class PredictParameters(StrictModel):
+class ImageParameters(StrictModel):
+    """Parameters of any work on an image."""
+
+    @property
+    def costly(self) -> bool:
+        """Whether an image needs many passes through the model, or many maps."""
+        return False
+
+
+class PredictParameters(ImageParameters):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
@@ -116,11 +127,25 @@ class PredictParameters(StrictModel):
             "photo with a border."
         ),
     )
+    prompts: list[Text] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_PROMPTS,
+        description=(
+            "Texts that take the place of the model's classes, of a model that takes prompts "
+            "(`takes_text`): probabilities compare these, and a target names one of them."
+        ),
+    )
 
     @property
     def costly(self) -> bool:
         """Whether an image needs many passes through the model, or many maps."""
-        return False
+        return len(self.prompts or ()) > FEW_MAPS
+
+    @field_validator("prompts", mode="before")
+    @classmethod
+    def _one_prompt(cls, sent: Any) -> Any:
+        return [sent] if isinstance(sent, str) else sent
 
 
 class Parameters(PredictParameters):
@@ -269,7 +294,8 @@ class Parameters(PredictParameters):
         many = any(METHODS[name].formula == "steps" for name in self._known)
         many = many or AUDITED in self.methods  # it may be any method
         augmented = self.smooth in ("augment", "both")
-        return many or augmented or bool(self.evaluate) or self.maps > FEW_MAPS
+        many = many or augmented or bool(self.evaluate) or self.maps > FEW_MAPS
+        return many or super().costly
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
     _colormap_exists = field_validator("colormap")(known_colormap)

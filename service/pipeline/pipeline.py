@@ -9,24 +9,43 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 from PIL import Image
 
-from cam import ClassTarget, Concept, Explanation, Observation, Question, SimilarityTarget, Target
+from cam import (
+    AnswerOptions,
+    ClassTarget,
+    Concept,
+    Explanation,
+    Observation,
+    Question,
+    SimilarityTarget,
+    Target,
+)
+from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.timings import Timings
-from service.backend.work import Embed, Evaluate, Explain, Factorise, Observe, ReadText
+from service.backend.work import (
+    AnswerQuestion,
+    Embed,
+    Evaluate,
+    Explain,
+    Factorise,
+    Observe,
+    ReadText,
+)
 from service.core import schemas
-from service.core.errors import NotAcceptable, Problem
+from service.core.errors import InvalidParameter, NotAcceptable, Problem, UnsuitedModel
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
@@ -34,6 +53,8 @@ from service.limits.counters import ServiceCounts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import Fit, ModelInput
+from service.pipeline.answer_parameters import AnswerParameters
+from service.pipeline.answers import AnswerResult
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.evaluation import (
     Map,
@@ -58,9 +79,19 @@ from service.pipeline.parameters import (
     PredictParameters,
     points_at_photo,
 )
-from service.pipeline.resolve import cheapest, layers_of, placed, questions_of, target_of
+from service.pipeline.resolve import (
+    asked_model,
+    cheapest,
+    layers_of,
+    placed,
+    questions_of,
+    target_of,
+)
 from service.pipeline.result import ImageResult, require_few_numbers
 
+ANSWERED_SIDE: Final = 1024
+"""Longer side, in pixels, to which a photo is reduced before a question about it is answered."""
+T = TypeVar("T")
 SMALL_JPEG_BYTES: Final = 128 * 1024
 """Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
 malicious file, while a thread takes longer to start and to return. Malicious headers of the other
@@ -144,7 +175,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        timings, model = timings or Timings(), replicas.model
+        timings, model = timings or Timings(), _asked(replicas, instance)
         metrics = instance.parameters.evaluate or ()
         scores: tuple[Scores, ...] = ()
         if metrics:
@@ -183,6 +214,7 @@ class Pipeline:
                     MetricOptions(),
                     timings,
                     progress,
+                    prompts=_prompts_of(instance),
                 )
                 opened = self._opened(model, instance, timings, priority)
                 encoded, pool = await scope.enter_async_context(opened)
@@ -219,13 +251,22 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be evaluated.
         """
-        model, metrics = replicas.model, instance.parameters.metrics
+        model, metrics = _asked(replicas, instance), instance.parameters.metrics
         # The photo is gone by now: what follows takes many passes, and needs the input alone.
         seen, questions, answer, options, judged = await self._judged(
             replicas, instance, timings, progress, _halfway(until)
         )
         scores = await self._scored(
-            replicas, seen, questions, answer, metrics, options, timings, progress, judged
+            replicas,
+            seen,
+            questions,
+            answer,
+            metrics,
+            options,
+            timings,
+            progress,
+            judged,
+            _prompts_of(instance),
         )
         return [
             schemas.Evaluation(
@@ -248,10 +289,11 @@ class Pipeline:
         Raises:
             Problem: if there is no prediction for this instance.
         """
-        model = replicas.model
+        model = _asked(replicas, instance)
         async with self._opened(model, instance, timings) as (encoded, pool):
             _, seen = await self._seen(model, instance, encoded, pool, timings)
-            outcome = await replicas.ask(Explain(seen, watched=True))
+            work = Explain(seen, watched=True, prompts=_prompts_of(instance))
+            outcome = await replicas.ask(work)
         timings.note_outcome(outcome)
         return predict(outcome.value, model, seen, instance)
 
@@ -263,7 +305,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be observed.
         """
-        model, parameters = replicas.model, instance.parameters
+        model, parameters = _asked(replicas, instance), instance.parameters
         async with self._opened(model, instance, timings) as (encoded, pool), self._observing:
             observed, seen = await self._observed(replicas, instance, encoded, pool, timings)
             concepts = {}
@@ -286,7 +328,7 @@ class Pipeline:
             NotAcceptable: if the media type cannot hold what the parameters ask for.
             Problem: if this instance cannot be observed.
         """
-        model, parameters = replicas.model, instance.parameters
+        model, parameters = _asked(replicas, instance), instance.parameters
         if parameters.concepts is not None and media_type == NPZ:
             raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
         async with self._opened(model, instance, timings) as (encoded, pool):
@@ -304,7 +346,7 @@ class Pipeline:
                 return await pool.run(lambda: draw_gallery(observed, parameters, media_type))
 
     async def input_of(
-        self, model: ModelInfo, instance: Instance[P], priority: Priority
+        self, model: ModelInfo, instance: Instance[PredictParameters], priority: Priority
     ) -> tuple[ModelInput, list[str]]:
         """Return what the model sees of one image, and the decoder's warnings.
 
@@ -315,6 +357,63 @@ class Pipeline:
         async with self._opened(model, instance, timings, priority) as (encoded, pool):
             _, seen = await self._seen(model, instance, encoded, pool, timings)
             return seen, list(encoded.warnings)
+
+    async def answer(
+        self,
+        replicas: ModelBackend,
+        instance: Instance[AnswerParameters],
+        timings: Timings,
+        progress: Listener | None = None,
+        until: float | None = None,
+    ) -> AnswerResult:
+        """Answer a question about one photo and explain each word.
+
+        Args:
+            progress: is called with each token as soon as it is said.
+            until: time of `time.monotonic` at which the answer is cut off.
+
+        Raises:
+            Problem: if the question of this instance cannot be answered.
+        """
+        asked = instance.parameters
+        if not asked.question.strip():
+            problem = InvalidParameter(
+                "question is empty; ask one, as in 'what is in the picture?'"
+            )
+            raise problem.at(instance.origins.get("question", "/parameters/question"))
+        if asked.evaluate and asked.word is None:
+            problem = InvalidParameter("evaluate scores the map of one word; name it by word")
+            raise problem.at(instance.origins.get("evaluate", "/parameters/evaluate"))
+        async with self._opened(replicas.model, instance, timings) as (encoded, pool):
+
+            def work() -> tuple[tuple[int, int], Picture]:
+                with timings.phase("decode", self._metrics):
+                    photo = encoded.decode()
+                    size = photo.size
+                    photo.thumbnail((ANSWERED_SIDE, ANSWERED_SIDE), Image.Resampling.LANCZOS)
+                    return size, np.asarray(photo)
+
+            try:
+                size, pixels = await pool.run(work)
+            except Problem as problem:
+                raise problem.at(instance.pointer) from None
+        # What follows takes seconds, and holds the small photo alone.
+        options = AnswerOptions(
+            answer=asked.answer,
+            max_tokens=asked.max_tokens,
+            method=asked.method,
+            evidence=asked.evidence,
+            alternatives=asked.alternatives,
+            scored=asked.word if asked.evaluate else None,
+        )
+        question = AnswerQuestion(pixels, asked.question, options, until)
+        outcome = await replicas.ask(question, progress=progress)
+        timings.note_outcome(outcome)
+        return AnswerResult(instance, outcome.value, pixels, size, encoded.warnings)
+
+    async def draw_answer(self, draw: Callable[[], T]) -> T:
+        """Run the drawing of an answer in a thread for small images."""
+        return await self._budgets["interactive"].small.run(draw)
 
     @asynccontextmanager
     async def _opened(
@@ -331,6 +430,7 @@ class Pipeline:
             Problem: if the bytes are no image, or the image is too large.
         """
         budget = self._budgets[priority]
+        _require_kind(model, instance)
 
         def open_photo() -> EncodedPhoto:
             if isinstance(instance.image, Problem):
@@ -372,7 +472,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        model = replicas.model
+        model = _asked(replicas, instance)
         try:
             questions = questions_of(model, instance.parameters)
             if isinstance(instance.parameters, EvaluateParameters) and instance.parameters.map:
@@ -382,7 +482,7 @@ class Pipeline:
         except Problem as problem:
             raise instance.blame(problem) from None
         questions = tuple(replace(question, targets=targets) for question in questions)
-        work = Explain(seen, questions, priority, until, watched)
+        work = Explain(seen, questions, priority, until, watched, _prompts_of(instance))
         outcome = await replicas.ask(work, progress=progress)
         timings.note_outcome(outcome)
         return photo, seen, questions, outcome
@@ -436,11 +536,13 @@ class Pipeline:
         timings: Timings,
         progress: Listener | None,
         judged: Map | None = None,
+        prompts: tuple[str, ...] = (),
     ) -> tuple[Scores, ...]:
         """Return the scores of each of the answer's maps, in their order.
 
         Args:
             judged: a map that takes the place of the answer's only one.
+            prompts: texts that are the classes, if the request has some.
         """
         scores: list[Scores] = []
         for question in questions:
@@ -460,7 +562,7 @@ class Pipeline:
             told = progress
             if progress and len(questions) > 1:
                 told = naming(question.method, progress)
-            work = Evaluate(seen.pixels, question, candidates, metrics, options)
+            work = Evaluate(seen.pixels, question, candidates, metrics, options, prompts)
             outcome = await replicas.ask(work, progress=told)
             timings.note("evaluate", outcome.run_seconds)
             scores += outcome.value
@@ -469,7 +571,7 @@ class Pipeline:
     async def _seen(
         self,
         model: ModelInfo,
-        instance: Instance[P],
+        instance: Instance[PredictParameters],
         encoded: EncodedPhoto,
         pool: PhotoPool,
         timings: Timings,
@@ -541,7 +643,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be observed.
         """
-        model, parameters = replicas.model, instance.parameters
+        model, parameters = _asked(replicas, instance), instance.parameters
         try:
             layers = layers_of(model, parameters)
             target = target_of(model, parameters.target)
@@ -550,7 +652,8 @@ class Pipeline:
             (target,) = await self._placed(replicas, instance, question, photo, seen)
         except Problem as problem:
             raise instance.blame(problem) from None
-        outcome = await replicas.ask(Observe(seen.pixels, layers, target))
+        work = Observe(seen.pixels, layers, target, _prompts_of(instance))
+        outcome = await replicas.ask(work)
         timings.note_outcome(outcome)
         return outcome.value, seen
 
@@ -578,6 +681,37 @@ class Pipeline:
             timings.note_outcome(outcome)
             targets[layer] = outcome.value
         return targets
+
+
+def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
+    """Check that a model that answers is asked a question, and that no other one is.
+
+    Raises:
+        UnsuitedModel: if it is not so.
+    """
+    if model.answers != isinstance(instance.parameters, AnswerParameters):
+        raise UnsuitedModel(
+            f"model {model.name!r} answers questions about photos; ask it at :answer"
+            if model.answers
+            else f"model {model.name!r} answers no questions, but predicts {model.kind}; :answer "
+            "is for vision–language models"
+        )
+
+
+def _asked(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
+    """Return the model, with the prompts of the instance as its classes if it has some.
+
+    Raises:
+        Problem: if the model takes no such prompts.
+    """
+    try:
+        return asked_model(replicas.model, instance.parameters)
+    except Problem as problem:
+        raise problem.at(instance.origins.get("prompts", instance.pointer)) from None
+
+
+def _prompts_of(instance: Instance[PredictParameters]) -> tuple[str, ...]:
+    return tuple(instance.parameters.prompts or ())
 
 
 def _same(question: Question, explanation: Explanation) -> Target:

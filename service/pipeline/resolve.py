@@ -24,6 +24,7 @@ from service.core.errors import (
     UnsuitedMethod,
 )
 from service.models.info import LayerInfo, ModelInfo
+from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_input, mask_on_input
 from service.pipeline.images import picture_of
@@ -32,6 +33,7 @@ from service.pipeline.parameters import (
     MAX_MATCHED,
     ActivationParameters,
     Parameters,
+    PredictParameters,
     is_pattern,
     no_method,
 )
@@ -49,7 +51,7 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         UnknownMethod, UnsuitedMethod, UnknownLayer, UnknownLabel, AmbiguousLabel,
         ClassOutOfRange, InvalidTarget, InvalidParameter
     """
-    parameters = _audited(model, parameters)
+    model, parameters = asked_model(model, parameters), _audited(model, parameters)
     targets = tuple(target_of(model, target) for target in asked_of(parameters))
     if model.kind == "detections" and parameters.target is None:
         ranks = range(min(parameters.boxes, MAX_MAPS))
@@ -64,6 +66,29 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
             f"{MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
+
+
+def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:
+    """Return the model with the request's prompts as its classes, if it has some.
+
+    Raises:
+        InvalidParameter: if the model takes no prompts, or would compare one with nothing.
+    """
+    if parameters.prompts is None:
+        return model
+    if not model.takes_text:
+        raise InvalidParameter(
+            f"model {model.name!r} takes no prompts: it is no image–text model; leave them out"
+        )
+    names = tuple(prompt.strip() for prompt in parameters.prompts)
+    if len(names) == 1:
+        if model.activation == "softmax":
+            raise InvalidParameter(
+                f"the probability of {names[0][:80]!r} alone is always 1; name a second prompt to "
+                "compare it with, such as 'a photo'"
+            )
+        names = (f"not {names[0]}", *names)
+    return replace(model, labels=Labels.of(names), classes=len(names))
 
 
 def cheapest(model: ModelInfo, questions: Sequence[Question]) -> tuple[Question, ...]:

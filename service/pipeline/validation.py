@@ -10,9 +10,10 @@ from starlette.datastructures import ImmutableMultiDict
 
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
 from service.core.pydantic_errors import mistake, range_of
+from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.instances import P
-from service.pipeline.parameters import PredictParameters, names_of
+from service.pipeline.parameters import ImageParameters, names_of
 from service.pipeline.targets import TargetObject
 
 BOUNDS = ("greater_than_equal", "less_than_equal")
@@ -20,8 +21,10 @@ OWN = ("target", "method", "layer")
 """Parameters of `:explain` that a single instance may set."""
 
 
-def own_of(schema: type[PredictParameters]) -> tuple[str, ...]:
+def own_of(schema: type[ImageParameters]) -> tuple[str, ...]:
     """Return the names of the parameters that a single instance may set."""
+    if issubclass(schema, AnswerParameters):
+        return ("question", "answer", "word")
     return (*OWN, "region", "map") if issubclass(schema, EvaluateParameters) else OWN
 
 
@@ -50,7 +53,7 @@ def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: 
 
 def parameter_problem(
     error: ValidationError,
-    schema: type[PredictParameters],
+    schema: type[ImageParameters],
     where: str = "",
     *,
     depth: int = 0,

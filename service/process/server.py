@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from service.backend.interface import Backend
 from service.core.allocator import keep_memory
-from service.core.errors import ConfigError
+from service.core.errors import ConfigError, Problem
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.jobs.host import Jobs
@@ -182,12 +182,17 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
 
 def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:
     key = '-H "X-API-Key: $KEY" ' if keys else ""
+    name = manager.names[0]
+    photo, ask = "chelsea", "explain?fit=squash"
+    with contextlib.suppress(Problem):  # it may have just been removed
+        if manager.replicas(name).model.answers:
+            photo, ask = "shapes", "answer?question=what+is+in+the+picture?"
     print(
         f"""
 Ready. Drop a photo on {address}/ or paste:
 
-  curl --data-binary @docs/photos/chelsea.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
-    {key}-o overlay.png '{address}/v1/models/{manager.names[0]}:explain?fit=squash'
+  curl --data-binary @docs/photos/{photo}.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
+    {key}-o overlay.png '{address}/v1/models/{name}:{ask}'
 """,
         flush=True,
     )

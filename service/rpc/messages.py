@@ -10,8 +10,15 @@ from typing import Any, get_args
 import numpy as np
 from PIL import Image
 
-from cam import Concept, Explanation, Observation, Question, Target
+from cam import AnswerOptions, Concept, ExplainedAnswer, Explanation, Observation, Question, Target
 from cam.agreement import Fidelity
+from cam.answers.answer import (
+    Alternative,
+    AnswerProgress,
+    AnswerToken,
+    AnswerWord,
+    WordScores,
+)
 from cam.drawing.heatmap import Box
 from cam.drawing.placement import Placement
 from cam.drift.reference import Origin
@@ -22,6 +29,7 @@ from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
 from service.backend.answers import Boxes, Drift, Outcome, Prediction, ServedAnswer
 from service.backend.work import (
+    AnswerQuestion,
     CompareDrift,
     Embed,
     Evaluate,
@@ -173,6 +181,8 @@ CODEC = Codec(
             State,
         ),
         *(Explain, Evaluate, Randomise, Observe, Factorise, Embed, ReadText, CompareDrift),
+        *(AnswerQuestion, AnswerOptions, ExplainedAnswer),
+        *(AnswerProgress, AnswerToken, AnswerWord, Alternative, WordScores),
         *(ServedAnswer, Boxes, Prediction, Outcome, ModelInput, Box),
         *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
         *(Question, Explanation, Placement, Passes, Completeness, Progress),

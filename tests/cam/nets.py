@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 DETECTING = ("odam", "drise")
 """The methods that explain boxes of detectors alone."""
-ATTENDING = ("rollout", "chefer", "agcam", "legrad")
+ATTENDING = ("rollout", "chefer", "agcam", "legrad", "gradeclip")
 """Those that need a transformer."""
 
 

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 import transformers
 from PIL import Image
 
 from cam import ClassTarget, Output, PromptClassifier, TextTarget, explain
-from cam.errors import InvalidPrompt, InvalidTarget, ModelError
-from tests.image_text import KINDS, LONGEST, image_processor, image_text_model, tokenizer
+from cam.errors import InvalidPrompt, InvalidTarget, MethodUnsuited, ModelError
+from tests.cam.nets import ATTENDING
+from tests.image_text import (
+    KINDS,
+    LONGEST,
+    OPEN_CLIP,
+    image_processor,
+    image_text_model,
+    open_clip_model,
+    tokenizer,
+)
 
 PROMPTS = ("a cat", "a dog", "the remote control")
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 PROBABILISTIC = ("rise", "opticam", "scorecam")
 """Methods that explain the probability of a class, which a text alone has not."""
+UNPOOLED = ("chefer", "rollout", "gradeclip")
+"""Methods that follow no attention that pools the patches."""
 LAYER = "vision_model.encoder.layers.2.layer_norm1"
 
 
@@ -37,6 +50,69 @@ def test_the_logits_are_those_of_the_model(kind: str) -> None:
     torch.testing.assert_close(classifier(IMAGES), own_logits(model, list(PROMPTS)))
     assert classifier.labels == PROMPTS
     assert classifier.activation == ("sigmoid" if kind == "Siglip" else "softmax")
+
+
+@pytest.mark.parametrize("kind", OPEN_CLIP)
+def test_the_logits_are_those_of_the_model_of_open_clip(kind: str) -> None:
+    model, words = open_clip_model(kind)
+    classifier = PromptClassifier(model, words, PROMPTS)
+    classifier.check(IMAGES[:1])
+    images = torch.nn.functional.normalize(model.encode_image(IMAGES), dim=-1)
+    texts = torch.nn.functional.normalize(model.encode_text(words(list(PROMPTS))), dim=-1)
+    expected = model.logit_scale.exp() * images @ texts.T
+    if kind == "SigLIP":
+        expected = expected + model.logit_bias
+    torch.testing.assert_close(classifier(IMAGES), expected)
+    assert classifier.activation == ("sigmoid" if kind == "SigLIP" else "softmax")
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "refused"),
+    [
+        ("CLIP", "visual.transformer.resblocks.2.ln_1", {}),
+        ("CLIP-mean", "visual.transformer", {"gradeclip": "scores read 16 tokens"}),
+        (
+            "ResNet",
+            "visual.layer4",
+            dict.fromkeys(ATTENDING, "this model's attention, 5, do not"),
+        ),
+        ("SigLIP", "visual.trunk.norm", dict.fromkeys(UNPOOLED, "one query for 16")),
+        ("CoCa", "visual.attn_pool.ln_k", dict.fromkeys(UNPOOLED, "256 queries and")),
+    ],
+)
+def test_methods_explain_a_model_of_open_clip(
+    kind: str, layer: str, refused: dict[str, str]
+) -> None:
+    classifier = PromptClassifier(*open_clip_model(kind), PROMPTS)
+    for method in ("gradcam", "hirescam", "reciprocam", "scorecam", "rise", *ATTENDING):
+        if method in refused:
+            with pytest.raises(MethodUnsuited, match=refused[method]):
+                explain(classifier, IMAGES[:1], target=1, method=method)
+            continue
+        (found,) = explain(classifier, IMAGES[:1], target=1, method=method, budget=40)
+        assert found.map.max() > 0 or (kind, method) == ("ResNet", "reciprocam")
+        assert found.layer in (f"encoders.{layer}", "input")
+
+
+def test_the_tokenizers_of_open_clip_cut_off_nothing(tmp_path: Path) -> None:
+    model, words = open_clip_model("CLIP")
+    tokenizer().save_pretrained(tmp_path)
+    of_hub = open_clip.tokenizer.HFTokenizer(str(tmp_path), context_length=LONGEST)
+    marks = {"bos_token": "<eos>", "cls_token": "<eos>"}
+    clips = open_clip.tokenizer.HFTokenizer(
+        str(tmp_path), context_length=LONGEST, tokenizer_mode="clips", **marks
+    )
+    for of_model, special in ((words, 2), (of_hub, 1), (clips, 3)):
+        most = "cat " * (LONGEST - special)
+        PromptClassifier(model, of_model, [most, "dog"])
+        with pytest.raises(InvalidPrompt, match="has 17 tokens; the text encoder reads at most 16"):
+            PromptClassifier(model, of_model, [most + "cat", "dog"])
+    with pytest.raises(InvalidPrompt, match="knows no word of 'xylophone'"):
+        PromptClassifier(model, of_hub, ["xylophone", "dog"])
+    with pytest.raises(InvalidPrompt, match="knows no word of '&nbsp;'"):
+        PromptClassifier(model, words, ["&nbsp;", "dog"])
+    with pytest.raises(ModelError, match="is no tokenizer of open_clip"):
+        PromptClassifier(model, tokenizer(), PROMPTS)
 
 
 def test_several_templates_are_the_mean_of_unit_embeddings() -> None:
@@ -92,7 +168,8 @@ def test_a_text_has_the_map_that_it_has_as_a_prompt(text: str, minus: str | None
 
 
 @pytest.mark.parametrize(
-    "method", ["legrad", "chefer", "scorecam", "ablationcam", "reciprocam", "rise", "opticam"]
+    "method",
+    ["legrad", "chefer", "gradeclip", "scorecam", "ablationcam", "reciprocam", "rise", "opticam"],
 )
 def test_methods_of_many_passes_explain_a_text(method: str) -> None:
     classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
@@ -123,6 +200,35 @@ def test_legrad_takes_the_blocks_of_the_image_encoder() -> None:
         maps.append(found.map)
     np.testing.assert_allclose(maps[1], maps[0], rtol=1e-4)
     np.testing.assert_allclose(maps[2], maps[0], rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["CLIP", "SigLIP"])
+def test_legrad_is_that_of_its_authors(kind: str) -> None:
+    """Their package puts the mean of all tokens into CLIP's head at each layer, not the class token
+    that the model reads, and gives SigLIP's tokens to its head without the last norm: here the
+    models do the same. It takes two layers of the last ones, unless told otherwise; here all count.
+    It min-max normalises the map, and resizes it to the size of the image."""
+    package = pytest.importorskip("legrad")  # it pins an old open_clip, so no extra has it
+    model, words = open_clip_model(kind)
+    if kind == "CLIP":
+        model.visual._pool = lambda tokens: (model.visual.ln_post(tokens.mean(1)), tokens)
+    else:
+        model.visual.trunk.norm = torch.nn.Identity()
+    classifier = PromptClassifier(model, words, PROMPTS)
+    (found,) = explain(classifier, IMAGES[:1], target=1, method="legrad")
+    text = torch.nn.functional.normalize(classifier.weight[1:2], dim=-1)
+    wrapped = package.LeWrapper(model, layer_index=0)
+    with torch.enable_grad():
+        theirs = wrapped.compute_legrad(text, IMAGES[:1], apply_correction=False).detach()
+    small = torch.from_numpy(found.map)[None, None]
+    steps = [
+        lambda values: torch.nn.functional.interpolate(values, scale_factor=16, mode="bilinear"),
+        lambda values: (values - values.min()) / (values.max() - values.min()),
+    ]
+    for step in steps if kind == "CLIP" else reversed(steps):
+        small = step(small)
+    torch.testing.assert_close(small, theirs, rtol=0, atol=1e-5)
 
 
 def test_a_text_is_checked_like_a_prompt() -> None:

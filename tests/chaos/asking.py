@@ -50,6 +50,7 @@ PLAUSIBLE: dict[str, some.SearchStrategy[Any]] = {
     "method": some.sampled_from([*METHODS, "sorcery", ""]),
     "layer": LAYERS | some.lists(LAYERS, max_size=4),
     "target": TARGETS | some.lists(TARGETS, max_size=4),
+    "prompts": some.lists(some.sampled_from(["a cat", "a dog", ""]), max_size=3),
     "budget": some.integers(0, 40),
     "signed": some.booleans(),
     "smooth": some.sampled_from(["none", "eigen", "augment", "both"]),

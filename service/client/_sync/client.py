@@ -18,6 +18,7 @@ from service.client._sync.transport import Line
 from service.client.explanation import Explanation
 from service.client.failures import ClientError, Failure, Overloaded, ServiceError, Unreachable
 from service.client.options import (
+    AnswerOptions,
     AuditOptions,
     EvaluateOptions,
     MediaType,
@@ -28,7 +29,7 @@ from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
 from service.client.threads import Later, call_blocking, call_early, concurrent_map
-from service.core import model_schemas, schemas
+from service.core import answer_schemas, model_schemas, schemas
 from service.core.choices import JobState
 from service.core.job_schemas import JobDocument, JobList
 
@@ -191,6 +192,27 @@ class Client:
         name = self._named(model)
         call = _about_photo("evaluate", name, photo, asked, calls.JSON)
         return answers.evaluations(self._line.send(call))
+
+    def answer(
+        self,
+        photo: Photo,
+        question: str,
+        *,
+        model: str | None = None,
+        **parameters: Unpack[AnswerOptions],
+    ) -> answer_schemas.Answer:
+        """The answer of a vision–language model to a question about a photo, word by word: where
+        on the photo the model sees each word, and how much the photo speaks for it.
+
+        Raises:
+            OSError, TypeError, ValueError: if the photo cannot be read here, or the parameters are
+                too long.
+            ClientError: if there is no answer, or it is an error.
+        """
+        name = self._named(model)
+        asked: Mapping[str, Any] = {"question": question, **parameters}
+        call = _about_photo("answer", name, photo, asked, calls.JSON)
+        return answers.answer(self._line.send(call))
 
     def overlay(
         self,

@@ -9,15 +9,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
 from service.core.errors import Unavailable, Unexplainable
-from service.pipeline.instances import Instance
-from service.pipeline.parameters import PredictParameters
-
-P = TypeVar("P", bound=PredictParameters)
+from service.pipeline.instances import Instance, P
 
 
 class Predictor:
@@ -33,7 +30,8 @@ class Predictor:
         self._timeout = aiohttp.ClientTimeout(total=seconds)
 
     async def choose(self, model: str, instances: Sequence[Instance[P]]) -> list[Instance[P]]:
-        """Return the instances, each with the predictor's class as its target unless it has one.
+        """Return the instances, each with the predictor's class as its target unless it has one, or
+        classes of its own.
 
         Raises:
             Unavailable: if the predictor does not answer.
@@ -42,7 +40,9 @@ class Predictor:
         wanting = [
             one
             for one in instances
-            if isinstance(one.image, bytes) and getattr(one.parameters, "target", 0) is None
+            if isinstance(one.image, bytes)
+            and getattr(one.parameters, "target", 0) is None
+            and getattr(one.parameters, "prompts", None) is None
         ]
         if not wanting:
             return list(instances)

@@ -33,6 +33,7 @@ TOGETHER: Final = " + "
 USUAL: Final = (
     *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam", "finercam"),
     *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "agcam", "legrad"),
+    "gradeclip",
 )
 """Methods that are audited if none are named: those of one pass, where the model suits them."""
 

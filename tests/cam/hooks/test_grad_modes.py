@@ -11,14 +11,13 @@ from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.passes.batch_dependence import conduct_of
 from cam.positions.locate import locate
-from tests.cam.nets import images, small
+from tests.cam.nets import ATTENDING, images, small
 
 STEPS = [
     name
     for name, method in METHODS.items()
     # These need attention, or modules alone; the last a detector.
-    if method.formula == "steps"
-    and name not in ("rollout", "chefer", "agcam", "legrad", "lrp", "drise")
+    if method.formula == "steps" and name not in (*ATTENDING, "lrp", "drise")
 ]
 GRAPHS = {
     "gradient",

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cam import METHODS, CamError, explain
 from tests.cam.methods.test_attention import of_timm
-from tests.cam.nets import DETECTING, Small, hook_count, images, small
+from tests.cam.nets import ATTENDING, DETECTING, Small, hook_count, images, small
 
-ATTENTION = ("rollout", "chefer", "agcam", "legrad")
+ATTENTION = ATTENDING
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,10 +27,10 @@ MODELS = {
     "detector": detector,
 }
 CANNOT = {
-    "resnet18": {"rollout", "chefer", "agcam", "legrad"},
-    "vgg11": {"rollout", "chefer", "agcam", "legrad", "cam"},
+    "resnet18": {*ATTENDING},
+    "vgg11": {*ATTENDING, "cam"},
     "vit": {"cam", "lrp", "fullgrad", "guidedbackprop", "guidedgradcam"},
-    "segmenter": {"rollout", "chefer", "agcam", "legrad", "cam", "finercam", "lrp"},
+    "segmenter": {*ATTENDING, "cam", "finercam", "lrp"},
 }
 
 

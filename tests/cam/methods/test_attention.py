@@ -14,11 +14,12 @@ import torchvision
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
-from cam import ClassTarget, explain
+from cam import ClassTarget, PromptClassifier, explain
 from cam.errors import MethodUnsuited
 from cam.hooks.attention import attending
-from cam.methods.attention import lists_of_blocks
+from cam.methods.attention import attention_problems, lists_of_blocks
 from tests.cam.nets import hook_count, images, small
+from tests.image_text import image_text_model, tokenizer
 
 METHODS = ("rollout", "chefer", "agcam", "legrad")
 
@@ -160,6 +161,98 @@ def test_legrad_takes_the_mean_of_two_rectified_heads_by_hand(weight: float, fac
     """Row 0 is 2 x and 2 w x, less nothing where w < 0; then the mean over four rows."""
     expected = factor * np.array([1, 2, 3, 4]) / 4
     np.testing.assert_allclose(mapped("legrad", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+
+
+class ClassToken(nn.Module):
+    """2 × 2 pixels are four tokens, their first two channels, behind a class token (1, 0), which
+    reads them by one attention with q = k = v. y = 2 o_1 − o_2, o what it reads, and −y."""
+
+    def __init__(self, *, heads: bool) -> None:
+        super().__init__()
+        self.tokens, self.heads = nn.Identity(), heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x[:, :2].flatten(2).transpose(1, 2)
+        first = torch.tensor([1.0, 0.0]).expand(len(x), 1, 2)
+        tokens = self.tokens(torch.cat([first, patches], 1))
+        tokens = tokens[:, None] if self.heads else tokens
+        read = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)[..., 0, :]
+        read = read.flatten(0, -2)
+        y = read @ torch.tensor([2.0, -1.0])
+        return torch.stack([y, -y], 1)
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_gradeclip_by_hand(heads: bool) -> None:
+    """v = (3, 4), (4, 3), (0, 1), (1, 0): 2 v_1 − v_2 = 2, 5, −1, 2, and the cosines with (1, 0)
+    are 3/5, 4/5, 0, 1."""
+    photo = torch.tensor([[3.0, 4, 0, 1], [4, 3, 1, 0], [0, 0, 0, 0]]).reshape(1, 3, 2, 2)
+    one, other = explain(
+        ClassToken(heads=heads), photo, target=[0, 1], method="gradeclip", signed=True
+    )
+    np.testing.assert_allclose(one.map.ravel(), [1.2, 4, 0, 2], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(other.map, -one.map)
+    (least,) = explain(ClassToken(heads=heads), photo, target=1, method="gradeclip")
+    assert not least.map.any()
+
+
+def of_transformers_clip() -> nn.Module:
+    return PromptClassifier(image_text_model(), tokenizer(), ["a cat", "a dog", "a", "the dog"])
+
+
+@pytest.mark.parametrize(
+    ("build", "block", "reading", "projection"),
+    [
+        (lambda: of_timm(), "blocks.2.attn", ("qkv",), "proj"),
+        (
+            of_transformers_clip,
+            "encoders.vision_model.encoder.layers.2.self_attn",
+            ("q_proj", "k_proj", "v_proj"),
+            "out_proj",
+        ),
+    ],
+)
+def test_gradeclip_restated(
+    build: Callable[[], nn.Module], block: str, reading: tuple[str, ...], projection: str
+) -> None:
+    """With the gradient at what the projection behind the last attention is given."""
+    torch.manual_seed(0)
+    model, x = build().eval(), images(1, size=64)
+    (found,) = explain(model, x, target=3, method="gradeclip", signed=True)
+    attention, kept = model.get_submodule(block), dict[str, Tensor]()
+    for name in reading:
+        attention.get_submodule(name).register_forward_hook(
+            lambda module, given, output, name=name: kept.__setitem__(name, output)
+        )
+    attention.get_submodule(projection).register_forward_pre_hook(
+        lambda module, given: kept.__setitem__("read", given[0])
+    )
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(model(x)[0, 3], kept["read"])
+    q, k, v = torch.cat([kept[name] for name in reading], -1)[0].detach().chunk(3, -1)
+    likeness = nn.functional.cosine_similarity(q[:1], k[1:])
+    loosened = (likeness - likeness.min()) / (likeness.max() - likeness.min())
+    expected = (gradient[0, :1] * v[1:] * loosened[:, None]).sum(-1).reshape(4, 4)
+    assert expected.min() < 0 < expected.max()
+    np.testing.assert_allclose(found.map, expected.numpy(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: of_timm_pooled(), "scores read 16 tokens of the last attention"),
+        (lambda: of_timm_distilled(), "scores read 2 tokens of the last attention"),
+        (Tiny, "this model's is a softmax and a product|scores read a patch of the last"),
+        (small, "it needs a transformer"),
+    ],
+)
+def test_gradeclip_needs_a_class_token(build: Callable[[], nn.Module], words: str) -> None:
+    torch.manual_seed(0)
+    model = build().eval()
+    x = PHOTO if isinstance(model, Tiny) else images(1, size=64)
+    with pytest.raises(MethodUnsuited, match=words) as error:
+        explain(model, x, method="gradeclip")
+    assert attention_problems(model, x)["gradeclip"] == str(error.value)
 
 
 def of_timm() -> nn.Module:

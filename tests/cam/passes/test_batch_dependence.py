@@ -14,7 +14,17 @@ from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
 from cam.errors import ModelError, NoTargetLayer
 from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.stepwise import finish
-from tests.cam.nets import DETECTING, Scale, Small, detector, hook_count, images, segmenter, small
+from tests.cam.nets import (
+    ATTENDING,
+    DETECTING,
+    Scale,
+    Small,
+    detector,
+    hook_count,
+    images,
+    segmenter,
+    small,
+)
 from tests.service.factories import vit
 
 
@@ -162,7 +172,7 @@ def test_the_model_and_the_random_state_are_left_as_found() -> None:
     [name for name, each in METHODS.items() if each.formula == "steps" and name not in DETECTING],
 )
 def test_with_chunks_of_one_no_pass_has_two_images(method: str) -> None:
-    attending = method in ("rollout", "chefer", "agcam", "legrad")
+    attending = method in ATTENDING
     model = built(vit) if attending else built(small)
     layer = "encoder.layers.encoder_layer_2" if attending else "relu2"
     sizes = set()

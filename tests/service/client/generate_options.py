@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.parameters import Parameters, PredictParameters
 
@@ -32,8 +33,8 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp"]
 '''
 OBJECTS = {"ImageSource": "EncodedImage"}
 """Name of a schema → name in the client, where they differ."""
-LEFT_OUT = {"SentMap", "map"}
-"""What is an argument of its own, `judged`."""
+LEFT_OUT = {"SentMap", "map", "question"}
+"""What is an argument of its own, `judged` and `question`."""
 MOST_CHOICES = 6
 """Longest list of choices that is written out. Methods and metrics are longer, and packages add
 methods."""
@@ -67,6 +68,9 @@ def generate() -> str:
         fields = _fields(parameters, set(parameters.model_fields) - written - LEFT_OUT)
         parts += _object(name, fields, words, base=base)
         written |= set(parameters.model_fields)
+    names = set(AnswerParameters.model_fields) - LEFT_OUT
+    words = "Parameters of `answer`. The question is an argument of its own."
+    parts += _object("AnswerOptions", _fields(AnswerParameters, names), words)
     words = (
         "Parameters of `audit`: without them, the usual methods, layers and metrics are measured."
     )

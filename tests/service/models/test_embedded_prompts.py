@@ -96,7 +96,7 @@ def test_the_probability_of_a_prompt_is_that_of_its_classes(served: ServedModel)
     with torch.no_grad():
         known = mixture.classifier(image).softmax(1)[0]
         found = mixture(image).softmax(1)[0]
-    expected = mixture.log_weights.exp() @ known
+    expected = mixture.weight.exp() @ known
     torch.testing.assert_close(found, expected / expected.sum())
 
 
@@ -118,6 +118,27 @@ def test_a_text_has_the_map_that_it_has_as_a_prompt(served: ServedModel) -> None
     )
     np.testing.assert_allclose(one.map, other.map, rtol=1e-3, atol=1e-6)
     assert one.score == pytest.approx(other.score, rel=1e-5)
+
+
+def test_a_text_is_no_contrast_of_itself(served: ServedModel) -> None:
+    module: Any = served.module
+    with pytest.raises(InvalidPrompt, match="'a cat ' cannot be contrasted with itself"):
+        module.text_target("a cat ", "a cat")
+
+
+@pytest.mark.parametrize(
+    ("line", "activation", "reason"),
+    [
+        ("", "softmax", "the prompts are compared with each other"),
+        ('activation = "sigmoid"', "sigmoid", "it is set in the model's entry"),
+    ],
+)
+def test_the_activation_is_that_of_the_entry(
+    tmp_path: Path, line: str, activation: str, reason: str
+) -> None:
+    found = load(entry(tmp_path, f'prompts = ["a cat", "a dog"]\n{line}'))
+    assert (found.activation, found.activation_reason) == (activation, reason)
+    assert found.reading.activation == activation
 
 
 def test_a_contrast_lies_elsewhere(served: ServedModel) -> None:

@@ -22,7 +22,7 @@ from tests.image_text import image_processor, image_text_model, tokenizer
 from tests.service.conftest import running_app
 from tests.service.live import ROOT, serving
 
-PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("# Answers")[0]
 PHOTO = Image.fromarray(skimage.data.coffee())
 PROMPTS = 'prompts = ["a cat", "the remote control"]'
 
@@ -158,6 +158,86 @@ def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
         assert "model 'r' takes no text" in refused.json()["detail"]
 
 
+def own(client: Any, verb: str, prompts: Any, name: str = "m", **parameters: Any) -> Any:
+    return client.post(
+        f"/v1/models/{name}:{verb}",
+        json={
+            "instances": [{"image": {"b64": _png()}}],
+            "parameters": {"prompts": prompts, **parameters},
+        },
+    )
+
+
+LISTED = ["a dog", "the cat", "a photo of a cat", "to drink from", "control"]
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_a_request_has_prompts_of_its_own(tmp_path: Path, kind: str) -> None:
+    """Its answers are those of a model whose entry has these prompts."""
+    folder = saved(tmp_path / "clip", kind)
+    same = entry(folder, f"prompts = {LISTED}").model_copy(update={"name": "same"})
+    resnet = ModelEntry(name="r", source="timm:test_resnet", weights="none")
+    with running_app(Settings(), [entry(folder), same, resnet]) as client:
+        found, expected = own(client, "predict", LISTED), own(client, "predict", None, "same")
+        assert found.status_code == 200, found.text
+        classes = found.json()["predictions"][0]["classes"]
+        assert [one["label"] for one in classes] == [
+            one["label"] for one in expected.json()["predictions"][0]["classes"]
+        ]
+        for one, other in zip(classes, expected.json()["predictions"][0]["classes"], strict=True):
+            assert one["probability"] == pytest.approx(other["probability"], rel=1e-4)
+        for method in ("gradcam", "legrad", "scorecam", "rise"):
+            given: Any = {"method": method, "output": "values", "size": "layer", "budget": 40}
+            for target in (None, "a dog", {"class": "a dog", "minus": "the cat"}, ["control", 0]):
+                mine = own(client, "explain", LISTED, target=target, **given)
+                theirs = own(client, "explain", None, "same", target=target, **given)
+                assert mine.status_code == 200, mine.text
+                for one, other in zip(
+                    mine.json()["explanations"], theirs.json()["explanations"], strict=True
+                ):
+                    assert one["target"]["label"] == other["target"]["label"]
+                    assert one["target"]["score"] == pytest.approx(other["target"]["score"], 1e-3)
+        repeated = client.post(
+            "/v1/models/m:predict",
+            params={"prompts": LISTED[:2]},
+            content=base64.b64decode(_png()),
+            headers={"content-type": "image/png"},
+        )
+        assert {one["label"] for one in repeated.json()["predictions"][0]["classes"]} == {
+            *LISTED[:2]
+        }
+        scored = own(client, "explain", LISTED, target="a dog", evaluate=["deletion"])
+        assert scored.status_code == 200, scored.text
+        assert own(client, "activations", LISTED, target="a dog").status_code == 200
+        again = own(client, "predict", None).json()["predictions"][0]["classes"]
+        assert {one["label"] for one in again} == {"a cat", "the remote control"}
+
+        alone = own(client, "predict", ["a dog"])
+        if kind == "CLIP":
+            assert "probability of 'a dog' alone is always 1" in alone.json()["detail"]
+            assert alone.json()["pointer"] == "/parameters/prompts"
+        else:
+            no, yes = sorted(
+                alone.json()["predictions"][0]["classes"], key=lambda one: str(one["label"])
+            )[::-1]
+            both = {one["label"]: one["probability"] for one in classes}
+            assert (no["label"], yes["label"]) == ("not a dog", "a dog")
+            assert yes["probability"] == pytest.approx(both["a dog"], rel=1e-4)
+        for prompts, name, words in (
+            (["a dog"] * 2, "m", "the prompt 'a dog' is there twice"),
+            (["xylophone", "a dog"], "m", "knows no word of 'xylophone'"),
+            ([" ", "a dog"], "m", "a prompt is empty"),
+            ([f"{number} cat" for number in range(500)], "m", "at most 100 items"),
+            ([], "m", "at least 1 item"),
+            (LISTED, "r", "model 'r' takes no prompts"),
+        ):
+            refused = own(client, "explain", prompts, name)
+            assert refused.status_code == 422, refused.text
+            assert words in refused.json()["detail"], refused.text
+        unknown = own(client, "explain", LISTED, target="a cap")
+        assert "the nearest labels are 'the cat'" in unknown.json()["detail"]
+
+
 @pytest.mark.slow
 def test_every_client_explains_a_prompt(tmp_path: Path) -> None:
     entry(saved(tmp_path / "clip"))
@@ -192,13 +272,15 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/language.md, with a tiny model in place of the one that would need the internet."""
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / "clip")
-    embedded, toml = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    embedded, toml, laion = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "words.toml").write_text(embedded)
     (words,) = read_catalog(tmp_path / "words.toml")
     assert load(words).labels.names[1] == "a spoon"
     (tmp_path / "models.toml").write_text(re.sub(r'"hf:[^"]*"', '"hf:clip"', toml))
     (read,) = read_catalog(tmp_path / "models.toml")
     assert load(read).labels.names == ("a cat", "a remote control", "a photo")
+    (tmp_path / "laion.toml").write_text(laion)
+    check(read_catalog(tmp_path / "laion.toml")[0])
     space: dict[str, Any] = {
         "photo": PHOTO,
         "pixels": torch.randn(1, 3, 64, 64),

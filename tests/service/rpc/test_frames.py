@@ -13,6 +13,7 @@ from PIL import Image
 
 from cam import (
     ClassTarget,
+    ExplainedAnswer,
     Explanation,
     Observation,
     Question,
@@ -21,13 +22,22 @@ from cam import (
     TextTarget,
     UnitTarget,
 )
+from cam.answers.answer import Alternative, AnswerProgress, AnswerToken, words_of
 from cam.drawing.heatmap import Box
 from service.backend.work import Explain
 from service.core import errors
 from service.core.errors import InvalidParameter, Problem, Unavailable
 from service.models.preprocessing import ModelInput
 from service.rpc.frames import LENGTH, MOST_BYTES, FrameProtocol, UnknownClass
-from service.rpc.messages import CODEC, ModelSnapshot, Raised, RemoteCall, Returned, State
+from service.rpc.messages import (
+    CODEC,
+    ModelSnapshot,
+    Progressed,
+    Raised,
+    RemoteCall,
+    Returned,
+    State,
+)
 from tests.service.rpc.fake import info
 
 
@@ -118,6 +128,14 @@ def test_answers_come_as_they_went() -> None:
     )
     assert again(Returned(1, explanation)).value.target == ClassTarget(1)
     assert again(Returned(1, Observation)).value is Observation
+    token = AnswerToken(7, " cat", 0.5, (Alternative(" dog", 0.25),), explanation.map, 1.5)
+    told = again(Progressed(1, AnswerProgress(1, 3, None, 0, token))).progress
+    assert (told.number, told.token.alternatives) == (0, token.alternatives)
+    (word,) = words_of([token])
+    answer = ExplainedAnswer("what?", "cat", "tam", (token,), (word,), True, False, 5, 4, 100)
+    found = again(Returned(1, answer)).value
+    assert (found.text, found.words[0].evidence) == ("cat", 1.5)
+    np.testing.assert_array_equal(found.words[0].map, explanation.map)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 8, 1000])

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import structlog
 
-from cam import ClassTarget, Question
+from cam import AnswerOptions, ClassTarget, Question
 from cam.drawing.heatmap import Box
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Progress
 from service.backend.interface import OBSERVED_AT_ONCE
 from service.backend.work import (
+    AnswerQuestion,
     CompareDrift,
     Embed,
     Evaluate,
@@ -84,6 +85,7 @@ async def test_other_work_goes_there_with_all_that_it_has(
         Factorise(SEEN.pixels, "a", 2),
         Embed(SEEN.pixels, "a"),
         ReadText("a cat", "a dog", True),
+        AnswerQuestion(SEEN.pixels, "what?", AnswerOptions("a cat", 3, "gradcam", False), 7.5),
         CompareDrift(),
     ]
     assert {Explain, *map(type, asked)} == set(Work.__subclasses__())

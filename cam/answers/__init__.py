@@ -1,0 +1,1 @@
+"""Answers of vision–language models, explained word by word."""

@@ -1,0 +1,208 @@
+"""What is asked of a vision–language model, and its explained answer: tokens and words, each with a
+map of the photo. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from cam.drawing.heatmap import Float
+from cam.errors import InvalidOption
+from cam.methods.progress import Progress
+
+AnswerMethod = Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+ANSWER_METHODS: Final[dict[AnswerMethod, str]] = {
+    "tam": "what the image tokens say, without what earlier words explain (token activation map)",
+    "logits": "what the image tokens say: the token's logit there (logit lens)",
+    "gradcam": "hidden states of the image tokens, weighted by their mean gradient",
+    "attention": "mean attention to the image tokens; a baseline, which knows no word",
+    "occlusion": "how much less probable the token is without a part of the photo",
+}
+"""Method → what its maps are, in one line."""
+MAX_TOKENS: Final = 512
+"""Largest number of tokens of an answer."""
+FROM_LANGUAGE = 0.5
+"""Evidence of the photo, in nats, below which a word is said from language."""
+ALONE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+"""Characters of scripts that put no spaces between words: each token is a word of its own."""
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What is asked for of an answer."""
+
+    answer: str | None = None
+    """A given answer, which is explained as it is; None for the model's own, which is greedy: the
+    most probable token at each step."""
+    max_tokens: int = 64
+    method: AnswerMethod = "tam"
+    evidence: bool = True
+    """Whether the evidence of the photo is measured, by one more pass."""
+    alternatives: int = 3
+    """Number of the most probable tokens that are listed for each token."""
+    scored: str | None = None
+    """A word or phrase of the answer whose map is scored: `ExplainedAnswer.scores`."""
+
+    def check(self) -> None:
+        """Check the values.
+
+        Raises:
+            InvalidOption: if one is not allowed.
+        """
+        if self.method not in get_args(AnswerMethod):
+            names = ", ".join(ANSWER_METHODS)
+            raise InvalidOption(f"method is {self.method!r:.80}; it can be {names}")
+        for name, value, least, most in (
+            ("max_tokens", self.max_tokens, 1, MAX_TOKENS),
+            ("alternatives", self.alternatives, 0, 20),
+        ):
+            if not isinstance(value, int) or not least <= value <= most:
+                raise InvalidOption(f"{name} is {value!r:.80}; it can be {least} to {most}")
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that the model could have said in a token's place."""
+
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerToken:
+    """One token of an answer."""
+
+    id: int
+    """Number of the token in the model's vocabulary."""
+    text: str
+    """What the token adds to the text, with the space before it."""
+    probability: float
+    """Probability of the token after the question and the tokens before it, 0 … 1."""
+    alternatives: tuple[Alternative, ...] = ()
+    """The most probable tokens, best first."""
+    map: Float | None = None
+    """Where on the photo the model sees the token, float32 (h, w), at least 0; it covers the whole
+    photo. None where it was not asked for or is still to come."""
+    evidence: float | None = None
+    """How much the photo speaks for the token, in nats: log p(token | photo, text before it) −
+    log p(token | blurred photo, text before it). None where it was not measured."""
+
+
+@dataclass(frozen=True)
+class WordScores:
+    """How good the map of a word is, as shares of the word's probability."""
+
+    deletion: float
+    """Area under its probability while the hottest pixels are blurred; lower is better."""
+    insertion: float
+    """Area under its probability while the hottest pixels are put into the blurred photo; higher is
+    better."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerWord:
+    """A word of an answer, or a phrase of several words."""
+
+    text: str
+    start: int
+    """Number of its first token."""
+    stop: int
+    """Number of the token behind its last one."""
+    probability: float
+    """Probability of its tokens, 0 … 1."""
+    map: Float | None
+    """Mean of its tokens' maps."""
+    evidence: float | None
+    """Sum of its tokens' evidence, in nats."""
+
+    @property
+    def from_language(self) -> bool | None:
+        """Whether the word is said from language and not from the photo: its evidence is below
+        `FROM_LANGUAGE`. None where evidence was not measured."""
+        return None if self.evidence is None else self.evidence < FROM_LANGUAGE
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainedAnswer:
+    """The answer to a question about a photo, with a map for each token and word."""
+
+    question: str
+    text: str
+    method: str
+    tokens: tuple[AnswerToken, ...]
+    words: tuple[AnswerWord, ...]
+    finished: bool
+    """Whether the model ended the answer itself; False where `max_tokens` cut it off."""
+    given: bool
+    """Whether the caller gave the answer, and the model only read it."""
+    prompt_tokens: int
+    """Number of tokens of photo and question."""
+    image_tokens: int
+    memory: int
+    """Bytes that the model's cache and its hidden states took."""
+    scores: WordScores | None = None
+    """Scores of the map of the word or phrase that the options name; None if the answer does not
+    have it."""
+
+    def phrase(self, text: str) -> AnswerWord | None:
+        """Return the first words of the answer that are a text, as one; None if there are none.
+        Upper and lower case do not matter."""
+        wanted = text.lower().split()
+        said = [word.text.lower() for word in self.words]
+        for first in range(len(said) - len(wanted) + 1) if wanted else ():
+            if said[first : first + len(wanted)] == wanted:
+                parts = self.words[first : first + len(wanted)]
+                return word_of(self.tokens, parts[0].start, parts[-1].stop)
+        return None
+
+
+@dataclass(frozen=True)
+class AnswerProgress(Progress):
+    """Progress of an answer: the tokens that have been said, and the last one of them."""
+
+    number: int = 0
+    """Number of the token in the answer."""
+    token: AnswerToken | None = None
+
+
+def word_of(tokens: Sequence[AnswerToken], start: int, stop: int) -> AnswerWord:
+    """Return the word or phrase of some tokens."""
+    some = tokens[start:stop]
+    maps = [token.map for token in some if token.map is not None]
+    measured = [token.evidence for token in some if token.evidence is not None]
+    return AnswerWord(
+        "".join(token.text for token in some).strip(),
+        start,
+        stop,
+        float(np.prod([token.probability for token in some])),
+        np.mean(maps, axis=0, dtype=np.float32) if len(maps) == len(some) else None,
+        float(sum(measured)) if len(measured) == len(some) else None,
+    )
+
+
+def words_of(tokens: Sequence[AnswerToken]) -> tuple[AnswerWord, ...]:
+    """Group tokens to words: what stands between spaces, without the signs before and behind it,
+    which are words of their own. Tokens without a sign belong to none."""
+    runs: list[list[int]] = []
+    fresh = True
+    for number, token in enumerate(tokens):
+        text = token.text.strip()
+        fresh = fresh or token.text[:1].isspace() or ALONE.search(text) is not None
+        if text:
+            if fresh:
+                runs.append([])
+            runs[-1].append(number)
+            fresh = ALONE.search(text) is not None
+        fresh = fresh or token.text[-1:].isspace()
+    words: list[AnswerWord] = []
+    for run in runs:
+        spoken = [number for number in run if any(map(str.isalnum, tokens[number].text))]
+        first, last = (spoken[0], spoken[-1] + 1) if spoken else (run[-1] + 1, run[-1] + 1)
+        for start, stop in ((run[0], first), (first, last), (last, run[-1] + 1)):
+            if start < stop:
+                words.append(word_of(tokens, start, stop))
+    return tuple(words)

@@ -1,0 +1,54 @@
+"""How good the map of a word is: insertion and deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Final
+
+import numpy as np
+
+from cam.answers.answer import AnswerProgress, AnswerWord, WordScores
+from cam.answers.methods import blurred, likely
+from cam.answers.vision_language import Asked, Photo, VisionLanguageModel
+from cam.drawing.heatmap import resize
+
+STEPS: Final = 10
+"""Number of steps of each curve."""
+
+
+def scores_of(
+    model: VisionLanguageModel,
+    asked: Asked,
+    photo: Photo,
+    question: str,
+    tokens: Sequence[int],
+    word: AnswerWord,
+) -> Generator[AnswerProgress, None, WordScores]:
+    """Measure how the probability of a word changes while pixels are exchanged, hottest first
+    (Petsiuk et al., RISE, BMVC 2018, section 4.2; for one word of an answer).
+
+    Deletion puts the blurred photo in the pixels' place, insertion puts the pixels into the blurred
+    photo. Each is the area (trapezoid) under the word's probability, divided by its probability of
+    the whole photo: the tokens before it are those of the answer. 2 · `STEPS` passes.
+    """
+    assert word.map is not None  # a word without tokens is no word
+    height, width = photo.shape[:2]
+    heat = resize(word.map, height, width).ravel()
+    order = np.argsort(-heat, kind="stable")
+    without, some = blurred(photo).reshape(-1, 3), slice(word.start, word.stop)
+    pixels = photo.reshape(-1, 3)
+    curves: list[float] = []
+    for turn, (begin, end) in enumerate(((pixels, without), (without, pixels))):
+        curve = []
+        for step in range(STEPS + 1):
+            changed = begin.copy()
+            first = order[: round(len(order) * step / STEPS)]
+            changed[first] = end[first]
+            other = model.with_photo(asked, changed.reshape(photo.shape), question)
+            curve.append(float(np.exp(likely(model, other, tokens)[some].sum())))
+            done = turn * (STEPS + 1) + step + 1
+            yield AnswerProgress(done, 2 * (STEPS + 1), "scores")
+        whole = curve[0] if turn == 0 else curve[-1]
+        area = float(np.trapezoid(curve, dx=1 / STEPS))
+        curves.append(area / whole if whole > 0 else 0.0)
+    return WordScores(deletion=curves[0], insertion=curves[1])

@@ -1,0 +1,80 @@
+"""`gradcam answer`: ask a vision–language model about photos, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from service.backend.timings import Timings
+from service.cli.explain import Names, cell, make_folder, write_file
+from service.core.errors import Problem
+from service.core.settings import Settings
+from service.local.session import local_session
+from service.pipeline.answer_parameters import AnswerParameters
+from service.pipeline.images import read_file
+from service.pipeline.instances import Instance
+from service.pipeline.validation import parameter_problem
+
+
+def answer_files(
+    photos: list[Path],
+    settings: Settings,
+    *,
+    model: str | None,
+    given: dict[str, Any],
+    output: Path,
+) -> int:
+    """Answer a question about each file, write a picture of its words into `output`, and print the
+    words with their probability and evidence.
+
+    Returns:
+        The exit code: 0, or 1 if a photo failed.
+
+    Raises:
+        ConfigError, Problem: if nothing can be answered at all.
+    """
+    try:
+        parameters = AnswerParameters.model_validate(given)
+    except ValidationError as error:
+        raise parameter_problem(error, AnswerParameters) from None
+    return asyncio.run(_answer(photos, settings, model, parameters, output))
+
+
+async def _answer(
+    photos: list[Path],
+    settings: Settings,
+    model: str | None,
+    parameters: AnswerParameters,
+    output: Path,
+) -> int:
+    failures, names, console = 0, Names(), Console()
+    async with local_session(settings, model, images=len(photos)) as session:
+        make_folder(output)
+        for index, photo in enumerate(photos):
+            try:
+                instance = Instance(index, photo.name, read_file(photo), "", parameters)
+                result = await session.pipeline.answer(session.replicas, instance, Timings())
+                said = result.as_json()
+                file = output / f"{names.of(photo)}.{parameters.method}.png"
+                write_file(file, result.as_picture("image/png"))
+            except Problem as problem:
+                failures += 1
+                console.print(cell(f"{photo}: {problem.detail}", console, "red"))
+                continue
+            console.print(cell(f"{photo}: {said.text}", console))
+            table = Table("word", "probability", "evidence", "said from")
+            for word in said.words:
+                evidence = "" if word.evidence is None else f"{word.evidence:.2f}"
+                source = {True: "language", False: "the photo", None: ""}[word.from_language]
+                row = (word.text, f"{word.probability:.3f}", evidence, source)
+                table.add_row(*(cell(text, console) for text in row))
+            console.print(table)
+            for warning in said.warnings:
+                console.print(cell(warning, console, "yellow"))
+            console.print(cell(str(file), console))
+    return 1 if failures else 0

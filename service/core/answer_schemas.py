@@ -1,0 +1,122 @@
+"""Schemas of JSON answers to questions: `:answer`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from service.core.choices import AnswerMethodName
+from service.core.schemas import FailedInstance, Heatmap, Open, Overlay, Point
+
+
+class Alternative(Open):
+    """A token that could have stood in a token's place."""
+
+    text: str = Field(examples=[" green"])
+    probability: float = Field(examples=[0.02])
+
+
+class AnswerToken(Open):
+    """A token of an answer."""
+
+    text: str = Field(
+        description="What the token adds to the text, with the space before it.", examples=[" red"]
+    )
+    probability: float = Field(
+        description="Probability after the question and the tokens before it, 0 … 1.",
+        examples=[0.97],
+    )
+    alternatives: list[Alternative] = Field(description="The most probable tokens, best first.")
+    evidence: float | None = Field(
+        None,
+        description="How much the photo speaks for the token, in nats: the log-probability minus "
+        "that of the same token after the blurred photo.",
+        examples=[3.4],
+    )
+
+
+class WordScores(Open):
+    """How good the map of a word is, as shares of the word's probability."""
+
+    deletion: float = Field(
+        description="Area under its probability while the hottest pixels are blurred; lower is "
+        "better.",
+        examples=[0.2],
+    )
+    insertion: float = Field(
+        description="Area under its probability while the hottest pixels are put into the blurred "
+        "photo; higher is better.",
+        examples=[0.9],
+    )
+
+
+class AnswerWord(Open):
+    """A word of an answer, or the phrase that was asked for."""
+
+    text: str = Field(examples=["red"])
+    first_token: int = Field(description="Number of its first token.", examples=[1])
+    tokens: int = Field(description="Number of its tokens.", examples=[1])
+    probability: float = Field(description="Product of its tokens' probabilities.", examples=[0.97])
+    evidence: float | None = Field(
+        None, description="Sum of its tokens' evidence, in nats.", examples=[3.4]
+    )
+    from_language: bool | None = Field(
+        None,
+        description="Whether the word is said from language and not from the photo: its evidence "
+        "is below 0.5. Absent where evidence was not measured.",
+        examples=[False],
+    )
+    scores: WordScores | None = Field(None, description="If `evaluate` is true.")
+    peak: Point | None = Field(
+        None, description="Hottest pixel of the photo; absent if the map is all zero."
+    )
+    heatmap: Heatmap | None = Field(
+        None, description="Where on the photo the model sees the word: the map covers the photo."
+    )
+    overlay: Overlay | None = Field(
+        None, description="The picture, if `output` is `overlay`, `heatmap`, `contour` or `panel`."
+    )
+
+
+class Answer(Open):
+    """The answer to a question about one photo."""
+
+    instance: int = Field(examples=[0])
+    id: str | None = None
+    question: str = Field(examples=["what is in the picture?"])
+    text: str = Field(examples=["a red circle left of a blue square"])
+    method: AnswerMethodName = Field(examples=["tam"])
+    finished: bool = Field(
+        description="Whether the model ended the answer itself; false where `max_tokens` or the "
+        "time cut it off.",
+        examples=[True],
+    )
+    given: bool = Field(description="Whether the request gave the answer.", examples=[False])
+    words: list[AnswerWord]
+    tokens: list[AnswerToken]
+    prompt_tokens: int = Field(description="Tokens of photo and question.", examples=[52])
+    image_tokens: int = Field(description="Tokens of the photo.", examples=[36])
+    memory_bytes: int = Field(
+        description="Most bytes of the keys, values and hidden states of the answer.",
+        examples=[524288],
+    )
+    warnings: list[str] = Field(examples=[[]])
+
+
+class AnswerResponse(Open):
+    """The answers, in the order of the instances."""
+
+    answers: list[Answer | FailedInstance]
+
+
+class TokenLine(Open):
+    """One token as soon as it is said, a line of `application/x-ndjson`."""
+
+    instance: int = Field(examples=[0])
+    id: str | None = None
+    number: int = Field(description="Number of the token in the answer, from 0.", examples=[1])
+    token: AnswerToken
+    heatmap: Heatmap | None = Field(
+        None,
+        description="Map of the token on the image tokens' grid; absent for methods that make "
+        "their maps when the answer is there.",
+    )

@@ -1,0 +1,129 @@
+"""Parameters of `:answer`: the same names in JSON, in the query and in form fields."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import FailFast, Field, field_validator
+
+from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
+from service.core.choices import AnswerMethodName, AnswerSize, Normalize, Output
+from service.pipeline.parameters import (
+    MAX_INSTANCES,
+    Colormap,
+    ImageParameters,
+    Parameters,
+    PredictInstance,
+    known_colormap,
+)
+from service.pipeline.targets import StrictModel
+
+MAX_QUESTION = 20_000
+"""Maximum number of characters of a question and of a given answer."""
+Words = Annotated[str, Field(max_length=MAX_QUESTION)]
+
+
+class AnswerParameters(ImageParameters):
+    """Parameters of `:answer`."""
+
+    question: Words = Field("", description="The question about the photo.")
+    answer: Words | None = Field(
+        None,
+        description=(
+            "An answer to explain as it is, in one pass. Without it, the model's own: the most "
+            "probable token at each step."
+        ),
+    )
+    max_tokens: int = Field(
+        64, ge=1, le=MAX_TOKENS, description="Most tokens of the model's own answer."
+    )
+    method: AnswerMethodName = Field(
+        "tam",
+        description="The method of the maps. "
+        + " ".join(f"`{name}`: {says}." for name, says in ANSWER_METHODS.items()),
+    )
+    evidence: bool = Field(
+        True,
+        description=(
+            "Whether to measure how much the photo speaks for each word, by one more pass, with "
+            "the photo blurred."
+        ),
+    )
+    alternatives: int = Field(
+        3, ge=0, le=20, description="How many of the most probable tokens are listed for each."
+    )
+    word: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None,
+        description=(
+            "A word or phrase of the answer, such as `red circle`: it alone is among `words` and "
+            "in a picture. Without it, a picture shows all words."
+        ),
+    )
+    evaluate: bool = Field(
+        False,
+        description=(
+            "Whether to score the map of `word` by insertion and deletion, in 22 more passes."
+        ),
+    )
+    output: Output | None = Field(
+        None,
+        description=(
+            "`overlay`, `heatmap`, `contour`, `panel` or `mask`: what pictures show; in JSON, a "
+            "picture for each word. `values`: the maps as float32. Without it: overlays where a "
+            "picture is answered, masks in JSON."
+        ),
+    )
+    threshold: float = Field(
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Least value of a hot pixel, of contours."
+    )
+    colormap: Colormap | None = Field(None, description="The colours of heat: `turbo`.")
+    opacity: float = Field(
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Opacity of the colours over the photo."
+    )
+    normalize: Normalize = Field(
+        "minmax",
+        description=(
+            "`minmax` scales each word's map to 0 … 1; `percentile` by its 99th percentile; `none` "
+            "leaves the method's numbers, which compare words with each other."
+        ),
+    )
+    size: AnswerSize = Field(
+        "layer",
+        description=(
+            "Size of the maps in JSON: `layer`: the grid of the image tokens; `image`: the pixels "
+            "of the photo as the model gets it, its longer side at most 1024."
+        ),
+    )
+
+    @property
+    def costly(self) -> bool:
+        return True  # a pass for each word
+
+    @property
+    def drawn(self) -> Parameters:
+        """The parameters of drawing, as those of `:explain` have them."""
+        return Parameters(
+            output=self.output,
+            threshold=self.threshold,
+            colormap=self.colormap,
+            opacity=self.opacity,
+            normalize=self.normalize,
+            size=self.size,
+        )
+
+    _colormap_exists = field_validator("colormap")(known_colormap)
+
+
+class AnswerInstance(PredictInstance):
+    """One photo, with its own question if it differs from that of the request."""
+
+    question: Words | None = None
+    answer: Words | None = None
+    word: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+
+class AnswerRequest(StrictModel):
+    instances: Annotated[list[AnswerInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: AnswerParameters = Field(default_factory=AnswerParameters)

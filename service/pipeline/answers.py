@@ -1,0 +1,242 @@
+"""An explained answer as JSON and as pictures."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from cam import ExplainedAnswer, Explanation, TextTarget
+from cam.answers.answer import AnswerProgress, AnswerToken, AnswerWord
+from cam.drawing.heatmap import Float
+from cam.drawing.overlay import Picture
+from cam.drawing.words import WordPicture, word_sheet
+from service.core import answer_schemas as schemas
+from service.core.errors import InvalidParameter
+from service.core.schemas import Heatmap, Overlay, Point
+from service.models.preprocessing import ModelInput
+from service.pipeline.answer_parameters import AnswerParameters
+from service.pipeline.instances import Instance, P
+from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import Caption, Drawing, draw, encode
+
+NUMBERS: Final = np.dtype("<f4")
+SHOWN: Final = 60
+"""Largest number of words in a picture of all words."""
+NO_TEXT: Final = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerResult:
+    """The explained answer to a question about one photo."""
+
+    instance: Instance[AnswerParameters]
+    answer: ExplainedAnswer
+    pixels: Picture
+    """The photo as the model got it."""
+    photo_size: tuple[int, int]
+    """Width and height of the photo as it was sent."""
+    warnings: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[AnswerWord, ...]:
+        """The words that the parameters ask for.
+
+        Raises:
+            InvalidParameter: if the answer does not have them.
+        """
+        asked = self.instance.parameters.word
+        if asked is None:
+            return self.answer.words
+        word = self.answer.phrase(asked)
+        if word is None:
+            raise InvalidParameter(
+                f"word is {asked[:80]!r}, which the answer does not have; it is "
+                f"{self.answer.text[:300]!r}",
+                pointer=self.instance.origins.get("word"),
+            )
+        return (word,)
+
+    def as_json(self) -> schemas.Answer:
+        """Return the JSON schema object of the answer."""
+        answer, instance = self.answer, self.instance
+        return schemas.Answer(
+            instance=instance.index,
+            id=instance.id,
+            question=answer.question,
+            text=answer.text,
+            method=answer.method,
+            finished=answer.finished,
+            given=answer.given,
+            words=[self._word(word) for word in self.words],
+            tokens=list(map(describe_token, answer.tokens)),
+            prompt_tokens=answer.prompt_tokens,
+            image_tokens=answer.image_tokens,
+            memory_bytes=answer.memory,
+            warnings=[*self.warnings, *_warnings(answer)],
+        )
+
+    def as_picture(self, media_type: str) -> bytes:
+        """Return the word that the parameters name on the photo, or a sheet of all words.
+
+        Raises:
+            NotAcceptable: if the format cannot hold the picture.
+        """
+        words = self.words
+        if self.instance.parameters.word is not None:
+            return self._drawing(words[0], self._drawn_on_photo).encoded(media_type)
+        tiles = [
+            WordPicture(word.text, self._drawing(word, self._tile).picture(), _told(word))
+            for word in words[:SHOWN]
+        ]
+        lines = [f"{self.answer.question} · {self.answer.method}"]
+        if len(words) > SHOWN:
+            lines.append(f"the first {SHOWN} of {len(words)} words")
+        return encode(word_sheet(self.pixels, tiles, self.answer.text, lines), media_type)
+
+    @property
+    def _drawn_on_photo(self) -> Parameters:
+        return self.instance.parameters.drawn.model_copy(update={"size": "image"})
+
+    @property
+    def _tile(self) -> Parameters:
+        """The parameters of a word on the sheet, which has no words of its own beside it."""
+        asked = self._drawn_on_photo
+        plain = asked.output in ("panel", "values", "mask")
+        return asked.model_copy(update={"output": "overlay"}) if plain else asked
+
+    def _word(self, word: AnswerWord) -> schemas.AnswerWord:
+        heatmap = overlay = peak = scores = None
+        if self.answer.scores is not None:  # of the only word
+            scores = schemas.WordScores(**asdict(self.answer.scores))
+        if word.map is not None:
+            parameters = self.instance.parameters
+            drawing = self._drawing(word, parameters.drawn)
+            heatmap = heatmap_of(drawing)
+            if parameters.output not in (None, "mask", "values"):
+                file = self._drawing(word, self._drawn_on_photo).encoded("image/png")
+                overlay = Overlay(content_type="image/png", data=_base64(file))
+            if word.map.any():
+                row, column = np.unravel_index(int(word.map.argmax()), word.map.shape)
+                width, height = self.photo_size
+                peak = Point(
+                    x=int((column + 0.5) / word.map.shape[1] * width),
+                    y=int((row + 0.5) / word.map.shape[0] * height),
+                )
+        return schemas.AnswerWord(
+            text=word.text,
+            first_token=word.start,
+            tokens=word.stop - word.start,
+            probability=word.probability,
+            evidence=word.evidence,
+            from_language=word.from_language,
+            peak=peak,
+            heatmap=heatmap,
+            overlay=overlay,
+            scores=scores,
+        )
+
+    def _drawing(self, word: AnswerWord, parameters: Parameters) -> Drawing:
+        assert word.map is not None  # the engine makes one of every word
+        return _drawing(
+            word.map, self.pixels, word.text, word.probability, self.answer.method, parameters
+        )
+
+
+def _drawing(
+    values: Float,
+    pixels: Picture,
+    text: str,
+    probability: float,
+    method: str,
+    parameters: Parameters,
+) -> Drawing:
+    explanation = Explanation(
+        TextTarget(text, "", NO_TEXT, "cosine"), probability, probability, method, "", values
+    )
+    lines = (f"probability {probability:.3f}", method)
+    return draw(
+        Image.fromarray(pixels),
+        ModelInput.of(pixels),
+        explanation,
+        0,
+        parameters,
+        caption=lambda: Caption(text, lines),
+    )
+
+
+def heatmap_of(drawing: Drawing) -> Heatmap:
+    """Return the map of a drawing as numbers or as a grayscale picture."""
+    parameters = drawing.parameters
+    raw = parameters.normalize == "none"
+    if parameters.output == "values" or raw:
+        numbers = (drawing.values if raw else drawing.scaled).astype(NUMBERS)
+        return Heatmap(shape=drawing.shape, encoding="float32", data=_base64(numbers.tobytes()))
+    file = encode(drawing.gray, "image/png")
+    return Heatmap(shape=drawing.shape, encoding="png", data=_base64(file))
+
+
+def describe_token_line(instance: Instance[P], progress: AnswerProgress) -> schemas.TokenLine:
+    """Return the line of a token that has just been said."""
+    token, asked = progress.token, instance.parameters
+    assert token  # the caller looks
+    assert isinstance(asked, AnswerParameters)
+    heatmap = None
+    if token.map is not None:
+        parameters = asked.drawn.model_copy(update={"size": "layer", "output": None})
+        grid = np.zeros((*token.map.shape, 3), np.uint8)
+        drawing = _drawing(token.map, grid, token.text, token.probability, "", parameters)
+        heatmap = heatmap_of(drawing)
+    return schemas.TokenLine(
+        instance=instance.index,
+        id=instance.id,
+        number=progress.number,
+        token=describe_token(token),
+        heatmap=heatmap,
+    )
+
+
+def describe_token(token: AnswerToken) -> schemas.AnswerToken:
+    """Return the JSON schema object of a token."""
+    return schemas.AnswerToken(
+        text=token.text,
+        probability=token.probability,
+        alternatives=[
+            schemas.Alternative(text=other.text, probability=other.probability)
+            for other in token.alternatives
+        ],
+        evidence=token.evidence,
+    )
+
+
+def _warnings(answer: ExplainedAnswer) -> list[str]:
+    warnings = []
+    if not answer.tokens:
+        warnings.append("the model ended its answer without a word")
+    if not answer.finished:
+        warnings.append(
+            f"the answer was cut off after {len(answer.tokens)} tokens; a larger max_tokens, or a "
+            "longer time, allows more"
+        )
+    if answer.method == "attention":
+        warnings.append("attention does not depend on the word that is said; it is a baseline")
+    empty = [word.text for word in answer.words if word.map is not None and not word.map.any()]
+    if empty:
+        warnings.append(f"the maps of {', '.join(map(repr, empty[:10]))} are all zero")
+    return warnings
+
+
+def _told(word: AnswerWord) -> str:
+    """Return what stands below a word on the sheet."""
+    sure = f"p {word.probability:.2f}"
+    if word.evidence is None:
+        return sure
+    said = "from language" if word.from_language else f"evidence {word.evidence:.1f}"
+    return f"{sure} · {said}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,427 @@
+"""Explained answers: the model's own words, and maps that are the formulas of their papers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_answer
+from cam.answers.answer import AnswerToken, words_of
+from cam.answers.explain import answer_in_steps
+from cam.answers.methods import OWN_PASSES, blurred
+from cam.errors import CamError, InvalidOption, InvalidPrompt, ModelError
+from tests.answering import family, tokenizer
+from tests.cam.answers.test_token_maps import stated
+
+PHOTO = np.random.default_rng(1).integers(0, 256, (90, 150, 3), np.uint8)
+QUESTION = "what is in the picture ?"
+
+
+@pytest.fixture(scope="module")
+def llava() -> VisionLanguageModel:
+    return VisionLanguageModel(*family("llava"))
+
+
+def asked(model: VisionLanguageModel, **options: Any) -> ExplainedAnswer:
+    return explain_answer(model, PHOTO, QUESTION, AnswerOptions(**options))
+
+
+def close(
+    found: NDArray[np.float32] | None, expected: Any, *, rtol: float, atol: float = 0
+) -> None:
+    assert found is not None
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2-vl", "smolvlm"])
+def test_the_answer_is_that_of_generate(name: str) -> None:
+    model, processor = family(name)
+    found = asked(VisionLanguageModel(model, processor), max_tokens=8)
+    content = [{"type": "image"}, {"type": "text", "text": QUESTION}]
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    inputs = processor(images=[PHOTO], text=[text], return_tensors="pt")
+    theirs = model.generate(
+        **inputs,
+        max_new_tokens=8,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    said = theirs.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    assert [token.id for token in found.tokens] == said
+    likely = [float(row[0].softmax(-1)[one]) for row, one in zip(theirs.logits, said, strict=True)]
+    np.testing.assert_allclose([token.probability for token in found.tokens], likely, rtol=1e-4)
+    best = theirs.logits[0][0].softmax(-1).topk(3)
+    alternatives = found.tokens[0].alternatives
+    np.testing.assert_allclose([one.probability for one in alternatives], best.values, rtol=1e-4)
+
+
+def restated(model: VisionLanguageModel, tokens: list[int]) -> list[NDArray[np.float64]]:
+    """Token activation maps of LLaVA's 64 image tokens, from one plain pass with all hidden
+    states, token by token."""
+    inputs = dict(model.ask(PHOTO, QUESTION).inputs)
+    prompt = inputs["input_ids"][0].tolist()
+    inputs["input_ids"] = torch.tensor([prompt + tokens])
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.no_grad():
+        states = model.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
+        logits = model.model.lm_head(states).numpy()
+    ids = prompt + tokens
+    image = [place for place, one in enumerate(ids) if one == model.image_token]
+    special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_encoder.values()}
+    heard = [place for place in range(image[0] + 1, len(prompt)) if ids[place] not in special]
+    maps = []
+    for number, word in enumerate(tokens):
+        own = np.maximum(logits[image, word], 0)
+        # Words of the question have their own states, those of the answer the ones before them.
+        before = [(ids[place], place) for place in heard]
+        before += [(ids[place], place - 1) for place in range(len(prompt), len(prompt) + number)]
+        before = [(one, place) for one, place in before if one != word]
+        weights = np.maximum(logits[[place for _, place in before], word], 0)
+        rest = own
+        if weights.sum() > 0:
+            earlier = np.maximum(logits[np.ix_(image, [one for one, _ in before])], 0)
+            mixed = earlier @ weights / weights.sum()
+            if mixed @ mixed > 0:
+                rest = np.maximum(own - (own @ mixed) / (mixed @ mixed) * mixed, 0)
+        maps.append(stated(rest.reshape(8, 8)))
+    return maps
+
+
+def test_tam_is_the_papers_formula_from_hidden_states(llava: VisionLanguageModel) -> None:
+    found = asked(llava, max_tokens=6, evidence=False)
+    maps = restated(llava, [token.id for token in found.tokens])
+    assert any(one.any() for one in maps)
+    for token, expected in zip(found.tokens, maps, strict=True):
+        close(token.map, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_logits_are_the_head_at_the_image_tokens(llava: VisionLanguageModel) -> None:
+    found = asked(llava, max_tokens=3, method="logits", evidence=False)
+    inputs = llava.ask(PHOTO, QUESTION).inputs
+    with torch.no_grad():
+        logits = llava.model(**inputs).logits[0]
+    at_image = logits[inputs["input_ids"][0] == llava.image_token]
+    for token in found.tokens:
+        expected = at_image[:, token.id].relu().reshape(8, 8)
+        close(token.map, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradcam_is_that_of_the_hidden_states_before_the_middle_block(
+    llava: VisionLanguageModel,
+) -> None:
+    found = asked(llava, max_tokens=3, method="gradcam", evidence=False)
+    ids = [token.id for token in found.tokens]
+    inputs = dict(llava.ask(PHOTO, QUESTION).inputs)
+    length = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    output = llava.model(**inputs, output_hidden_states=True)
+    middle = output.hidden_states[1]  # the input of the second of three blocks
+    image = inputs["input_ids"][0] == llava.image_token
+    for number, token in enumerate(found.tokens):
+        logit = output.logits[0, length - 1 + number, token.id]
+        (gradient,) = torch.autograd.grad(logit, middle, retain_graph=True)
+        weights = gradient[0, image].mean(0)
+        expected = (middle[0, image] @ weights).relu().detach().reshape(8, 8)
+        close(token.map, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_attention_is_the_mean_of_all_heads_and_blocks(llava: VisionLanguageModel) -> None:
+    found = asked(llava, max_tokens=2, method="attention", evidence=False)
+    before = llava.model.config._attn_implementation
+    llava.model.set_attn_implementation("eager")
+    inputs = llava.ask(PHOTO, QUESTION).inputs
+    with torch.no_grad():
+        weights = llava.model(**inputs, output_attentions=True).attentions
+    llava.model.set_attn_implementation(before)
+    mean = torch.stack(weights).mean((0, 1, 2))[-1]
+    expected = mean[inputs["input_ids"][0] == llava.image_token].reshape(8, 8)
+    close(found.tokens[0].map, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel) -> None:
+    found = asked(llava, max_tokens=2, method="occlusion", evidence=False)
+    changed = PHOTO.copy()
+    part = slice(90 * 2 // 8, 90 * 3 // 8), slice(150 * 5 // 8, 150 * 6 // 8)
+    changed[part] = blurred(PHOTO)[part]
+    (first, second) = found.tokens
+    left = explain_answer(
+        llava,
+        changed,
+        QUESTION,
+        AnswerOptions(answer=found.text, method="logits", evidence=False),
+    )
+    for token, other in zip((first, second), left.tokens, strict=True):
+        fall = np.log(token.probability) - np.log(other.probability)
+        assert token.map is not None
+        assert token.map.shape == (8, 8)
+        assert token.map[2, 5] == pytest.approx(max(fall, 0), abs=1e-4)
+
+
+def test_a_given_answer_is_read_as_the_models_own(llava: VisionLanguageModel) -> None:
+    given = asked(llava, answer="a red cat", evidence=True)
+    assert (given.text, given.given, given.finished) == ("a red cat", True, True)
+    assert [word.text for word in given.words] == ["a", "red", "cat"]
+    own = asked(llava, max_tokens=4)
+    again = asked(llava, answer=own.text)
+    assert [token.id for token in own.tokens] == [token.id for token in again.tokens]
+    for mine, theirs in zip(own.tokens, again.tokens, strict=True):
+        assert mine.probability == pytest.approx(theirs.probability, rel=1e-3)
+        close(mine.map, theirs.map, rtol=1e-2, atol=1e-3)
+
+
+def test_evidence_is_the_log_ratio_to_the_blurred_photo(llava: VisionLanguageModel) -> None:
+    found = asked(llava, answer="a red cat", method="logits")
+    blind = explain_answer(
+        llava,
+        blurred(PHOTO),
+        QUESTION,
+        AnswerOptions(answer="a red cat", method="logits", evidence=False),
+    )
+    for mine, theirs in zip(found.tokens, blind.tokens, strict=True):
+        expected = np.log(mine.probability / theirs.probability)
+        assert mine.evidence == pytest.approx(expected, abs=1e-4)
+    word = found.words[1]
+    assert word.evidence is not None
+    assert word.from_language is (word.evidence < 0.5)
+
+
+def test_scores_are_areas_under_the_words_probability(llava: VisionLanguageModel) -> None:
+    found = asked(llava, answer="a red cat", method="logits", evidence=False, scored="red cat")
+    word = found.phrase("red cat")
+    assert word is not None
+    assert word.map is not None
+    heat = cv2.resize(word.map, (150, 90), interpolation=cv2.INTER_LINEAR).ravel()
+    order = np.argsort(-heat, kind="stable")
+
+    def area(begin: NDArray[np.uint8], end: NDArray[np.uint8], whole: int) -> float:
+        curve = []
+        for step in range(11):
+            changed = begin.reshape(-1, 3).copy()
+            changed[order[: 90 * 150 * step // 10]] = end.reshape(-1, 3)[
+                order[: 90 * 150 * step // 10]
+            ]
+            photo = changed.reshape(PHOTO.shape)
+            options = AnswerOptions("a red cat", method="logits", evidence=False)
+            read = explain_answer(llava, photo, QUESTION, options)
+            curve.append(read.tokens[1].probability * read.tokens[2].probability)
+        mean = sum(curve) - (curve[0] + curve[-1]) / 2
+        return mean / 10 / curve[whole]
+
+    assert found.scores is not None
+    plain = blurred(PHOTO)
+    assert found.scores.deletion == pytest.approx(area(PHOTO, plain, 0), rel=2e-2)
+    assert found.scores.insertion == pytest.approx(area(plain, PHOTO, -1), rel=2e-2)
+    assert asked(llava, answer="a red cat", scored="dog").scores is None
+
+
+def test_the_blurred_photo_is_one_colour() -> None:
+    plain = blurred(PHOTO)
+    assert plain.shape == PHOTO.shape
+    np.testing.assert_allclose(plain.reshape(-1, 3).std(0), 0)
+    np.testing.assert_allclose(plain[0, 0], PHOTO.reshape(-1, 3).mean(0), atol=1)
+
+
+def test_a_phrase_is_the_mean_of_its_words(llava: VisionLanguageModel) -> None:
+    found = asked(llava, answer="a red cat on the red dog")
+    phrase = found.phrase("Red Dog")
+    assert phrase is not None
+    assert phrase.text == "red dog"
+    red, dog = found.words[5:7]
+    assert red.map is not None
+    assert dog.map is not None
+    close(phrase.map, (red.map + dog.map) / 2, rtol=1e-6)
+    assert phrase.probability == pytest.approx(red.probability * dog.probability)
+    assert found.phrase("blue") is None
+    assert found.phrase("") is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["A", " c", "at", "."], ["A", "cat", "."]),
+        (["“", "cats", "”", ",", " dogs"], ["“", "cats", "”,", "dogs"]),
+        (["one\n", "two"], ["one", "two"]),
+        ([" it", "'", "s", " 3", ".", "5", "!"], ["it's", "3.5", "!"]),
+        (["..."], ["..."]),
+        (["", "a", "", " b"], ["a", "b"]),
+        (["猫", "と", "犬"], ["猫", "と", "犬"]),
+        ([], []),
+    ],
+)
+def test_tokens_are_grouped_to_words(texts: list[str], words: list[str]) -> None:
+    tokens = [AnswerToken(0, text, 0.5) for text in texts]
+    assert [word.text for word in words_of(tokens)] == words
+
+
+def test_an_answer_comes_token_by_token_and_stops_when_told(llava: VisionLanguageModel) -> None:
+    stopped: list[int] = []
+    steps = answer_in_steps(
+        llava, PHOTO, QUESTION, AnswerOptions(max_tokens=9), stop=lambda: len(stopped) == 3
+    )
+    while True:
+        try:
+            progress = next(steps)
+        except StopIteration as end:
+            found = end.value
+            break
+        assert progress.token is not None
+        assert progress.token.map is not None
+        stopped.append(progress.number)
+    assert stopped == [0, 1, 2]
+    assert (len(found.tokens), found.finished) == (3, False)
+
+
+def test_two_answers_may_take_turns() -> None:
+    """Qwen-VL keeps the offset of positions behind a photo in the model itself."""
+    model = VisionLanguageModel(*family("qwen2-vl"))
+    options = AnswerOptions(max_tokens=6, evidence=False)
+    other = PHOTO[:48, :64].copy()
+    alone = [explain_answer(model, photo, QUESTION, options) for photo in (PHOTO, other)]
+    turns = [answer_in_steps(model, photo, QUESTION, options) for photo in (PHOTO, other)]
+    ended: dict[int, ExplainedAnswer] = {}
+    while len(ended) < 2:
+        for number, steps in enumerate(turns):
+            if number not in ended:
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    ended[number] = stop.value
+    for number, expected in enumerate(alone):
+        assert [one.id for one in ended[number].tokens] == [one.id for one in expected.tokens]
+
+
+@pytest.mark.parametrize("method", ["tam", *OWN_PASSES])
+def test_the_model_is_left_as_it_was(llava: VisionLanguageModel, method: Any) -> None:
+    module = llava.model
+    before = module.config._attn_implementation
+
+    def hooks() -> int:
+        return sum(
+            len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()
+        )
+
+    hooked = hooks()  # those of transformers itself
+    asked(llava, max_tokens=2, method=method)
+    assert (hooks(), module.config._attn_implementation) == (hooked, before)
+    read, module.forward = module.forward, lambda **given: 1 / 0
+    try:
+        with pytest.raises(ZeroDivisionError):
+            asked(llava, answer="a cat", method=method)
+    finally:
+        module.forward = read
+    assert (hooks(), module.config._attn_implementation) == (hooked, before)
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence"),
+    [
+        ("", "the question is empty"),
+        (" \n ", "the question is empty"),
+        ("what \x00 is", "has control characters"),
+        ("what is <image>", "'<image>', which is a special token"),
+        ("what is <eos>", "'<eos>', which is a special token"),
+        ("what is a dragon", "does not know 'dragon'"),
+        ("what " * 4001, "has 20004 characters; it may have 20000"),
+        ("a " * 5000, "tokens; the model reads at most 4096"),
+    ],
+)
+def test_questions_that_are_refused(
+    llava: VisionLanguageModel, question: str, sentence: str
+) -> None:
+    with pytest.raises(InvalidPrompt, match=sentence):
+        explain_answer(llava, PHOTO, question)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"method": "scorecam"}, "method is 'scorecam'; it can be tam, logits"),
+        ({"max_tokens": 0}, "max_tokens is 0; it can be 1 to 512"),
+        ({"alternatives": 21}, "alternatives is 21; it can be 0 to 20"),
+        ({"answer": " "}, "the answer is empty"),
+        ({"answer": "a dragon"}, "does not know 'dragon'"),
+        ({"answer": "a " * 4090}, "tokens; the model reads at most 4096"),
+    ],
+)
+def test_options_that_are_refused(
+    llava: VisionLanguageModel, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(CamError, match=sentence):
+        asked(llava, **options)
+
+
+def test_an_answer_that_takes_too_much_memory_is_refused_before(
+    llava: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = asked(llava, max_tokens=4)
+    # Keys and values of three blocks and two heads of eight numbers, and 32 of the hidden state.
+    assert found.memory == (found.prompt_tokens + 4) * (2 * 3 * 2 * 8 * 4 + 32 * 4)
+    monkeypatch.setattr("cam.answers.explain.MAX_BYTES", found.memory - 1)
+    with pytest.raises(InvalidOption, match=r"would take [\d,]+ bytes; at most"):
+        asked(llava, max_tokens=4)
+
+
+class NoImages(torch.nn.Module):
+    """A language model."""
+
+    class Config:
+        image_token_id = None
+
+    config = Config()
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(ModelError, match="the config of a NoImages names no image token"):
+        VisionLanguageModel(NoImages(), None)
+    model, processor = family("llava")
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        VisionLanguageModel(model, processor.image_processor)
+    model.lm_head = torch.nn.Identity()
+    with pytest.raises(ModelError, match="no linear output embedding"):
+        VisionLanguageModel(model, processor)
+    model, processor = family("llava")
+    processor.chat_template = "question : {{ messages[0].content[1].text }}"
+    with pytest.raises(ModelError, match="Found total 0 <image> tokens and 1 images"):
+        VisionLanguageModel(model, processor).ask(PHOTO, "a")
+
+
+def test_logits_that_are_not_of_the_last_hidden_states_are_refused() -> None:
+    model, processor = family("llava")
+    model.lm_head.register_forward_hook(lambda module, given, logits: logits.flip(-1))
+    explained = VisionLanguageModel(model, processor)
+    head, model.lm_head.forward = model.lm_head.forward, torch.zeros_like
+    model.lm_head.forward = lambda states: head(states.flip(-1))
+    explained.head = torch.nn.Linear(32, 3)
+    explained.head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    explained.head.register_parameter("bias", None)
+    with pytest.raises(ModelError, match="are not its output embedding times"):
+        explained.check()
+
+
+def test_photos_of_any_size(llava: VisionLanguageModel) -> None:
+    for width, height in ((16, 16), (400, 17), (20, 300)):
+        photo = cv2.resize(PHOTO, (width, height)).astype(np.uint8)
+        found = explain_answer(llava, photo, "a", AnswerOptions(max_tokens=1))
+        assert found.tokens[0].map is not None
+    with pytest.raises(InvalidPrompt, match="15 × 20 pixels; a question needs 16 or more"):
+        explain_answer(llava, np.zeros((20, 15, 3), np.uint8), "a")
+
+
+def test_a_photo_that_the_processor_refuses_is_told() -> None:
+    model = VisionLanguageModel(*family("qwen2-vl"))
+    long = np.zeros((16, 16 * 300, 3), np.uint8)
+    with pytest.raises(ModelError, match=r"takes no photo of 4800 × 16 pixels .* aspect ratio"):
+        explain_answer(model, long, "a")
+
+
+def test_the_tokenizer_of_the_tests_knows_its_words() -> None:
+    assert tokenizer()("what is in the picture ?")["input_ids"]
