@@ -44,6 +44,20 @@ class Small(nn.Module):
         return out
 
 
+class OfModules(Small):
+    """The same, of modules alone: it has a rule of LRP for each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu1(self.conv1(x))
+        x = self.relu2(self.conv2(x))
+        out: Tensor = self.head(self.dropout(self.pool(x)))
+        return out
+
+
 class Slow(Small):
     """A forward pass takes some seconds more, however many images it holds."""
 

@@ -30,7 +30,7 @@ PROMPTS = ("a cat", "a dog", "the remote control")
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 PROBABILISTIC = ("rise", "opticam", "scorecam")
 """Methods that explain the probability of a class, which a text alone has not."""
-UNPOOLED = ("chefer", "rollout", "gradeclip")
+UNPOOLED = ("chefer", "rollout", "agcam", "gradeclip")
 """Methods that follow no attention that pools the patches."""
 LAYER = "vision_model.encoder.layers.2.layer_norm1"
 

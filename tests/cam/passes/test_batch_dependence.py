@@ -17,6 +17,7 @@ from cam.passes.stepwise import finish
 from tests.cam.nets import (
     ATTENDING,
     DETECTING,
+    OfModules,
     Scale,
     Small,
     detector,
@@ -173,7 +174,7 @@ def test_the_model_and_the_random_state_are_left_as_found() -> None:
 )
 def test_with_chunks_of_one_no_pass_has_two_images(method: str) -> None:
     attending = method in ATTENDING
-    model = built(vit) if attending else built(small)
+    model = built(vit if attending else OfModules if method == "lrp" else small)
     layer = "encoder.layers.encoder_layer_2" if attending else "relu2"
     sizes = set()
     first = model.get_submodule("conv_proj" if attending else "conv1")

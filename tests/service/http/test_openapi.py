@@ -35,7 +35,7 @@ def test_what_a_client_is_generated_from_has_names() -> None:
     assert [operation["operationId"] for *_, operation in OPERATIONS] == [
         *("showPage", "checkHealth", "checkReadiness", "getMetrics"),
         *("listModels", "addModel", "getModel", "removeModel", "listLayers", "getDrift"),
-        *("predict", "explain", "evaluate", "showActivations"),
+        *("predict", "explain", "evaluate", "showActivations", "answer"),
         *("submitJob", "listJobs", "getJob", "cancelJob", "followJob"),
         *("listResults", "getResult", "downloadArchive", "getClusters"),
         *("submitAudit", "getAudit", "getReport"),
