@@ -169,6 +169,9 @@ class Explanation:
     positions with the map's positive part as weights, float32 (K,). Photos in which the model uses
     the same thing at different places have similar numbers. Only if the question asks for it; None
     if the map has no positive part."""
+    words: tuple[tuple[str, float], ...] = ()
+    """The importance of each word of a text that is explained, if the target asks for it: the score
+    minus that of the text without the word."""
     input: InputPicture | None = field(default=None, repr=False)
     """The input that a notebook shows beside the map; None if `cam.explain` did not make the
     explanation."""

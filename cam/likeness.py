@@ -113,13 +113,16 @@ class TextTarget:
     layer: str
     """The layer whose output the logit is computed from, one vector v for each image."""
     weights: NDArray[np.float32] = field(compare=False, repr=False)
-    """One row for the text and, in a contrast, one for the other text: w (D,)."""
+    """One row for the text; in a contrast, one for the other text; and one for the text without
+    each of `words`: w (D,)."""
     form: Literal["cosine", "mixture"]
     """How a logit follows from v: w · v / |v| + `bias`, or log Σ_c exp(v_c + w_c)."""
     bias: float = 0.0
     minus: str | None = None
     against: bool = False
     """Whether to explain −y instead of y."""
+    words: tuple[str, ...] = ()
+    """The words of the text, if their importance is asked for."""
 
     index: None = field(default=None, init=False, repr=False)
     """Always None: a text is not a class."""
@@ -132,14 +135,28 @@ class TextTarget:
         return self
 
     def score(self, output: Output) -> Tensor:
+        logits = self._logits(output)
+        score: Tensor = logits[0] if self.minus is None else logits[0] - logits[1]
+        return -score if self.against else score
+
+    def importances(self, output: Output) -> tuple[float, ...]:
+        """Return the importance of each of `words`: y minus the y of the text without that word
+        (leave one out)."""
+        if not self.words:
+            return ()
+        logits = self._logits(output)
+        falls = logits[0] - logits[-len(self.words) :]
+        return tuple((-falls if self.against else falls).tolist())
+
+    def _logits(self, output: Output) -> Tensor:
         vector = embedding_of(output.layers[self.layer])
         rows = vector.new_tensor(self.weights)
+        logits: Tensor
         if self.form == "cosine":
             logits = rows @ (vector / vector.norm().clamp(min=LEAST_NORM)) + self.bias
         else:
             logits = (rows + vector).logsumexp(1)
-        score: Tensor = logits[0] if self.minus is None else logits[0] - logits[1]
-        return -score if self.against else score
+        return logits
 
     def probability(self, output: Output) -> None:
         return None

@@ -26,6 +26,8 @@ TOLERANCE: Final = 1e-3
 """Largest difference of a logit from the model's own, relative to the largest one."""
 CHUNK: Final = 64
 """Number of texts in one pass of the text encoder."""
+MAX_WORDS: Final = 32
+"""Largest number of words whose importance is told."""
 MAX_PROMPTS: Final = 4096
 
 
@@ -141,7 +143,7 @@ class PromptClassifier(nn.Module):
         return self._library.longest(self.encoders)
 
     def text_target(
-        self, text: str, minus: str | None = None, *, against: bool = False
+        self, text: str, minus: str | None = None, *, against: bool = False, words: bool = False
     ) -> TextTarget:
         """Return the target that explains what in an image fits a text, which need not be one of
         the prompts.
@@ -149,13 +151,17 @@ class PromptClassifier(nn.Module):
         Args:
             minus: another text, for a contrast.
             against: whether to explain the evidence against it.
+            words: whether the explanation has the importance of each word of the text, for one
+                more text each.
 
         Raises:
-            InvalidPrompt: see `encode`; or if the text would be contrasted with itself.
+            InvalidPrompt: see `encode`; if the text would be contrasted with itself; or if it has
+                too few or too many words to tell their importance.
         """
-        rows = [self.encode(one) for one in checked_texts(text, minus)]
+        parts, without = left_out(text) if words else ((), [])
+        rows = [self.encode(one) for one in (*checked_texts(text, minus), *without)]
         weights = torch.cat(rows).float().cpu().numpy()
-        return TextTarget(text, EMBEDDING, weights, "cosine", self.bias, minus, against)
+        return TextTarget(text, EMBEDDING, weights, "cosine", self.bias, minus, against, parts)
 
     @torch.no_grad()
     def check(self, image: Tensor) -> None:
@@ -176,6 +182,21 @@ class PromptClassifier(nn.Module):
                 f"scale times the cosine of its embeddings ({ours:.4g}), so prompts cannot be its "
                 "classes"
             )
+
+
+def left_out(text: str) -> tuple[tuple[str, ...], list[str]]:
+    """Return the words of a text, and the text without each of them.
+
+    Raises:
+        InvalidPrompt: if there are fewer than two words, or too many.
+    """
+    words = tuple(text.split())
+    if not 2 <= len(words) <= MAX_WORDS:
+        raise InvalidPrompt(
+            f"{text[:80]!r} has {len(words)} words; the importance of words is told of 2 to "
+            f"{MAX_WORDS}"
+        )
+    return words, [" ".join((*words[:turn], *words[turn + 1 :])) for turn in range(len(words))]
 
 
 def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:

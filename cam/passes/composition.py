@@ -19,7 +19,7 @@ from cam.methods.method import load
 from cam.methods.progress import Completeness, Passes
 from cam.outputs.logit_layers import no_evidence
 from cam.outputs.output import Output
-from cam.targets import Target
+from cam.targets import Target, TextTarget
 
 COMPLETE: Final = 0.1
 """Largest relative difference between the sum of attributions and the sum that they should have."""
@@ -112,6 +112,12 @@ def _together(passes: Sequence[Passes]) -> Passes | None:
     return Passes(made, of, any(count.stopped for count in passes))
 
 
+def _words(target: Target, output: Output) -> tuple[tuple[str, float], ...]:
+    if not isinstance(target, TextTarget):
+        return ()
+    return tuple(zip(target.words, target.importances(output), strict=True))
+
+
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
     """Return the score that the question's method explains: the method's own score, if it defines
     one, or the target's score.
@@ -175,6 +181,7 @@ def compose(
                 turn=turn,
                 passes=map_.passes,
                 used=map_.used,
+                words=_words(target, output),
             )
             for name, map_ in good.items()
         ]

@@ -128,6 +128,8 @@ class ReadText(Work[TextTarget]):
     text: str
     minus: str | None = None
     against: bool = False
+    words: bool = False
+    """Whether the importance of each word is asked for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ TargetObject = TypedDict(
         "channel": int,
         "like": EncodedImage,
         "text": str,
+        "words": bool,
     },
     total=False,
 )

@@ -55,6 +55,15 @@ class Unit(Open):
     channel: int
 
 
+class WordImportance(Open):
+    """How much a word of a text adds to the score of the photo."""
+
+    word: str = Field(examples=["wicker"])
+    importance: float = Field(
+        description="The score minus that of the text without the word.", examples=[1.7]
+    )
+
+
 class ExplainedTarget(Open):
     """The target that a map explains. `score` is its number: the logit of a class, unless the other
     fields say otherwise."""
@@ -72,6 +81,9 @@ class ExplainedTarget(Open):
     )
     text: str | None = Field(None, description="The text, of a target that is one.")
     minus_text: str | None = Field(None, description="The text that the target is contrasted with.")
+    words: list[WordImportance] | None = Field(
+        None, description="The importance of each word of the text, if the target asks for it."
+    )
     minus: LabelledClass | None = Field(
         None, description="The class that the target is contrasted with."
     )

@@ -365,7 +365,9 @@ class Engine:
         known = self._texts.get(work)
         if known is None:
             module: Any = self.model.module
-            known = module.text_target(work.text, work.minus, against=work.against)
+            known = module.text_target(
+                work.text, work.minus, against=work.against, words=work.words
+            )
             self._texts[work] = known
         return known
 

@@ -20,7 +20,7 @@ from torchvision.models import ResNet18_Weights
 
 from cam import TextTarget
 from cam.errors import InvalidPrompt
-from cam.prompts import checked_prompts, checked_templates, checked_texts, filled
+from cam.prompts import checked_prompts, checked_templates, checked_texts, filled, left_out
 
 TEMPERATURE: Final = 0.05
 """τ, the one that sentence encoders are trained with."""
@@ -93,13 +93,14 @@ class ClassMixture(nn.Module):
         return (self._names @ unit / TEMPERATURE).log_softmax(0)
 
     def text_target(
-        self, text: str, minus: str | None = None, *, against: bool = False
+        self, text: str, minus: str | None = None, *, against: bool = False, words: bool = False
     ) -> TextTarget:
         """Return the target that explains what in an image fits a text: see
         `cam.PromptClassifier.text_target`."""
-        rows = [self._log_weights(one) for one in checked_texts(text, minus)]
+        parts, without = left_out(text) if words else ((), [])
+        rows = [self._log_weights(one) for one in (*checked_texts(text, minus), *without)]
         weights = torch.stack(rows).numpy()
-        return TextTarget(text, "classifier", weights, "mixture", 0.0, minus, against)
+        return TextTarget(text, "classifier", weights, "mixture", 0.0, minus, against, parts)
 
 
 @torch.no_grad()

@@ -53,6 +53,11 @@ def describe_target(
             score=score,
             text=target.text,
             minus_text=target.minus,
+            words=[
+                schemas.WordImportance(word=word, importance=importance)
+                for word, importance in explanation.words
+            ]
+            or None,
             against=against,
         )
     index, minus = target.index or 0, target.minus  # every map's target has an index

@@ -209,7 +209,7 @@ def placed(
             continue
         if sent.text is not None:
             minus = sent.minus if isinstance(sent.minus, str) else None
-            others[turn] = ReadText(sent.text, minus, sent.against)
+            others[turn] = ReadText(sent.text, minus, sent.against, sent.words)
         elif sent.like is not None:
             layer = sent.layer or model.default
             others[turn] = Likeness(sent.like.b64, layer, sent.against)

@@ -131,12 +131,18 @@ class TargetObject(StrictModel):
         ),
     )
 
+    words: bool = Field(
+        False, description="With `text`: also tell the importance of each of its words."
+    )
+
     @model_validator(mode="after")
     def _one_kind(self) -> TargetObject:
-        if self.text is not None and self._given - {"text", "minus", "against"}:
+        if self.text is not None and self._given - {"text", "minus", "against", "words"}:
             raise PydanticCustomError(
-                "target", "a target with text allows no other keys than minus and against"
+                "target", "a target with text allows no other keys than minus, against and words"
             )
+        if self.words and self.text is None:
+            raise PydanticCustomError("target", "words belongs to a target with text")
         if self.text is not None and not isinstance(self.minus, str | None):
             raise PydanticCustomError("target", "minus of a target with text is a text, too")
         of_class = {"class", "index", "label", "minus", "of", "box", "mask"} & self._given

@@ -260,6 +260,33 @@ def test_the_logit_of_a_text_by_hand(form: Any, expected: list[float]) -> None:
     assert found == pytest.approx(expected)
 
 
+def test_the_importance_of_words_by_hand() -> None:
+    """v = (3, 4), |v| = 5: the logits are 2, 0.8 without the first word, 1.2 without the other."""
+    weights = np.array([[2, 1], [0, 1], [2, 0]], np.float32)
+    output = Output(logits=torch.zeros(2), layers={"v": torch.tensor([3.0, 4.0])})
+    target = TextTarget("a b", "v", weights, "cosine", words=("a", "b"))
+    assert target.importances(output) == pytest.approx((1.2, 0.8))
+    against = TextTarget("a b", "v", weights, "cosine", against=True, words=("a", "b"))
+    assert against.importances(output) == pytest.approx((-1.2, -0.8))
+    assert TextTarget("a", "v", weights[:1], "cosine").importances(output) == ()
+
+
+def test_a_word_counts_what_the_score_loses_without_it() -> None:
+    classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
+    targets = [
+        classifier.text_target("the remote control", "a cat", words=True),
+        classifier.text_target("the remote control", "a cat"),
+        classifier.text_target("remote control", "a cat"),
+    ]
+    told, whole, without = explain(classifier, IMAGES[:1], target=targets)
+    assert [word for word, _ in told.words] == ["the", "remote", "control"]
+    assert told.words[0][1] == pytest.approx(whole.score - without.score, abs=1e-4)
+    np.testing.assert_array_equal(told.map, whole.map)
+    assert whole.words == ()
+    with pytest.raises(InvalidPrompt, match="'cat' has 1 words; the importance"):
+        classifier.text_target("cat", words=True)
+
+
 def test_a_prompt_is_a_label() -> None:
     classifier = PromptClassifier(image_text_model(), tokenizer(), PROMPTS)
     by_name, by_index = explain(classifier, IMAGES[:1], target=["a dog", 1])

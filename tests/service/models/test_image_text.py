@@ -136,6 +136,20 @@ def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
         assert contrast["target"]["minus_text"] == "the remote control"
         assert contrast["target"]["score"] == pytest.approx(classes["target"]["score"], rel=1e-3)
         assert against["target"]["against"] is True
+        whole, without, told = asked(
+            client,
+            [
+                {"text": "the remote control"},
+                {"text": "the control"},
+                {"text": "the remote control", "words": True},
+            ],
+        ).json()["explanations"]
+        assert whole["heatmap"]["data"] == told["heatmap"]["data"]
+        assert "words" not in whole["target"]
+        counted = {one["word"]: one["importance"] for one in told["target"]["words"]}
+        assert list(counted) == ["the", "remote", "control"]
+        fall = whole["target"]["score"] - without["target"]["score"]
+        assert counted["remote"] == pytest.approx(fall, abs=1e-3)
         for method in ("legrad", "occlusion"):
             done = asked(client, {"text": "a dog"}, method=method)
             assert done.status_code == 200, done.text
@@ -148,7 +162,9 @@ def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
             ({"text": "a\x00cat"}, 422, "has control characters"),
             ({"text": "a cat", "minus": "a cat"}, 422, "cannot be contrasted with itself"),
             ({"text": "a cat", "minus": 1}, 422, "minus of a target with text is a text, too"),
-            ({"text": "a cat", "class": 1}, 422, "allows no other keys than minus and against"),
+            ({"text": "a cat", "class": 1}, 422, "allows no other keys than minus, against"),
+            ({"text": "cat", "words": True}, 422, "'cat' has 1 words; the importance of words"),
+            ({"class": "a cat", "words": True}, 422, "words belongs to a target with text"),
         ):
             refused = asked(client, target)
             assert refused.status_code == status, (target, refused.text)
