@@ -209,7 +209,8 @@ def train(model: Any, steps: int, size: int, seed: int) -> None:
 
 
 def figures(model: VisionLanguageModel, scenes: int, seed: int) -> dict[str, float]:
-    """How good the answers and the maps of their words are on scenes that were not learned.
+    """How good the answers and the maps of their words are on scenes that were not learned, of the
+    kinds of questions that were.
 
     `right`: share of answers that are right, word for word. `pointing METHOD`: share of nouns whose
     hottest pixel lies on their thing, or 15 pixels of 224 beside it, as in the pointing game (Zhang
@@ -223,7 +224,7 @@ def figures(model: VisionLanguageModel, scenes: int, seed: int) -> dict[str, flo
     planted: list[bool] = []
     for _ in range(scenes):
         scene = make_scene(rng)
-        asked, photo = ask(scene, rng), scene.draw()
+        asked, photo = ask(scene, rng, learned=True), scene.draw()
         right.append(explain_answer(model, photo, asked.question).text == asked.answer)
         for method in hits:
             options = AnswerOptions(asked.answer, method=method, evidence=method == "tam")

@@ -8,7 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cam.agreement import spearman
-from cam.answers.answer import ANSWER_METHODS, AnswerOptions, ExplainedAnswer
+from cam.answers.answer import (
+    ANSWER_METHODS,
+    AnswerOptions,
+    AnswerToken,
+    AnswerWord,
+    ExplainedAnswer,
+)
 from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
@@ -64,6 +70,8 @@ __all__ = [
     "METRICS",
     "Answer",
     "AnswerOptions",
+    "AnswerToken",
+    "AnswerWord",
     "CamError",
     "Capture",
     "Change",

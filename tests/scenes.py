@@ -110,11 +110,19 @@ def make_scene(rng: np.random.Generator) -> Scene:
     return Scene((first, second), relation, int(rng.integers(20, 130)))
 
 
-def ask(scene: Scene, rng: np.random.Generator) -> Asked:
-    """A question of a random kind."""
+def ask(scene: Scene, rng: np.random.Generator, *, learned: bool = False) -> Asked:
+    """A question of a random kind.
+
+    Args:
+        learned: whether to leave out the kinds that the embedded model is taught and has not
+            learned: the colour of a thing by its shape, and whether there is a shape.
+    """
     first, second = scene.things
     relation = scene.relation.split()
-    kind = rng.choice(6, p=(0.4, 0.15, 0.15, 0.1, 0.1, 0.1))
+    weights = np.array((0.4, 0.15, 0.15, 0.1, 0.1, 0.1))
+    if learned:
+        weights[[1, 3]] = 0
+    kind = rng.choice(6, p=weights / weights.sum())
     if kind == 0:
         words = ["a", first.colour, first.shape, *relation, "a", second.colour, second.shape]
         nouns = {2: 0, len(words) - 1: 1}

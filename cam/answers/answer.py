@@ -25,7 +25,7 @@ ANSWER_METHODS: Final[dict[AnswerMethod, str]] = {
 """Method → what its maps are, in one line."""
 MAX_TOKENS: Final = 512
 """Largest number of tokens of an answer."""
-FROM_LANGUAGE = 0.5
+FROM_LANGUAGE = 0.3
 """Evidence of the photo, in nats, below which a word is said from language."""
 ALONE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 """Characters of scripts that put no spaces between words: each token is a word of its own."""

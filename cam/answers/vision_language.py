@@ -398,8 +398,8 @@ class VisionLanguageModel:
         return f"{token}{question}"
 
     def _processed(self, photo: Photo, text: str) -> dict[str, Any]:
-        if not photo.flags.writeable:  # torch would warn of it
-            photo = photo.copy()
+        # torch refuses views that run backwards, and warns of arrays that cannot be written to.
+        photo = np.require(photo, requirements=("C", "W"))
         try:
             inputs = self.processor(images=[photo], text=[text], return_tensors="pt")
         except Exception as error:  # processors may raise anything about a photo

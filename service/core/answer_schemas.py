@@ -62,7 +62,7 @@ class AnswerWord(Open):
     from_language: bool | None = Field(
         None,
         description="Whether the word is said from language and not from the photo: its evidence "
-        "is below 0.5. Absent where evidence was not measured.",
+        "is below 0.3. Absent where evidence was not measured.",
         examples=[False],
     )
     scores: WordScores | None = Field(None, description="If `evaluate` is true.")

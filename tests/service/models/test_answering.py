@@ -1,0 +1,323 @@
+"""Vision–language models, served: `:answer` over HTTP, by the command and by the client."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+from typer.testing import CliRunner
+
+from cam import AnswerOptions, VisionLanguageModel, explain_answer
+from service.cli.main import cli
+from service.client import Client
+from service.core.errors import ConfigError
+from service.core.settings import Settings
+from service.loading.answering import SHAPES
+from service.loading.served_model import check, load
+from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
+from tests.answering import family
+from tests.scenes import Scene, Thing
+from tests.service.conftest import encoded, running_app
+from tests.service.live import ROOT, serving
+from tests.service.test_readme import alike
+
+SCENE = Scene(
+    (Thing("red", "circle", 0.25, 0.4, 0.16), Thing("blue", "square", 0.75, 0.6, 0.17)),
+    "left of",
+    80,
+)
+PICTURE = encoded(Image.fromarray(SCENE.draw(192)))
+QUESTION = "What is in the picture?"
+SAID = "a red circle left of a blue square on a table"
+PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("# Answers")[2]
+SHAPES_ENTRY = ModelEntry(name="shapes", source=SHAPES)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with running_app(Settings(), [SHAPES_ENTRY, EMBEDDED]) as running:
+        yield running
+
+
+def post(client: Any, model: str = "shapes", accept: str = "application/json", **query: Any) -> Any:
+    headers = {"Content-Type": "image/png", "Accept": accept}
+    path = f"/v1/models/{model}:answer"
+    return client.post(path, content=PICTURE, params=query, headers=headers)
+
+
+def grid(heatmap: Any) -> Any:
+    data = base64.b64decode(heatmap["data"])
+    if heatmap["encoding"] == "float32":
+        return np.frombuffer(data, "<f4").reshape(heatmap["shape"])
+    return np.asarray(Image.open(BytesIO(data)))
+
+
+def test_each_word_lies_where_it_is_seen(client: TestClient) -> None:
+    response = post(client, question=QUESTION)
+    assert response.status_code == 200, response.text
+    (answer,) = response.json()["answers"]
+    assert (answer["text"], answer["method"], answer["finished"]) == (SAID, "tam", True)
+    words = {word["text"]: word for word in answer["words"]}
+    assert [word["text"] for word in answer["words"]] == SAID.split()
+    for text, thing in (("red", 0), ("circle", 0), ("blue", 1), ("square", 1)):
+        word, mask = words[text], SCENE.things[thing].mask(192)
+        away = np.argwhere(mask) - (word["peak"]["y"], word["peak"]["x"])
+        assert np.hypot(*away.T).min() <= 192 * 15 / 224, text  # as in the pointing game
+        assert word["heatmap"]["shape"] == [12, 12]
+        assert word["evidence"] > 0.5
+        assert word["from_language"] is False
+    assert words["table"]["from_language"] is True
+    first = answer["tokens"][0]
+    assert first["alternatives"][0]["probability"] == first["probability"]
+    assert answer["image_tokens"] == 144
+    assert answer["memory_bytes"] > 0
+
+
+def test_tokens_are_streamed_as_they_are_said(client: TestClient) -> None:
+    response = post(client, accept="application/x-ndjson", question=QUESTION)
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    *tokens, whole = lines
+    assert "".join(line["token"]["text"] for line in tokens).strip() == whole["text"] == SAID
+    assert [line["number"] for line in tokens] == list(range(len(tokens)))
+    assert all(line["heatmap"]["shape"] == [12, 12] for line in tokens)
+    late = post(client, accept="application/x-ndjson", question=QUESTION, method="gradcam")
+    first, *_, progress, whole = [json.loads(line) for line in late.text.splitlines()]
+    assert "heatmap" not in first
+    assert progress["method"] == "gradcam"
+    assert whole["words"][1]["heatmap"]["shape"] == [12, 12]
+
+
+def test_a_word_a_phrase_and_the_sheet_are_pictures(client: TestClient) -> None:
+    one = post(client, accept="image/png", question=QUESTION, word="Red circle")
+    assert Image.open(BytesIO(one.content)).size == (192, 192)
+    sheet = Image.open(BytesIO(post(client, accept="image/jpeg", question=QUESTION).content))
+    assert sheet.width > 900
+    told = post(client, question=QUESTION, word="blue square", output="overlay", size="image")
+    (word,) = told.json()["answers"][0]["words"]
+    assert (word["text"], word["tokens"]) == ("blue square", 2)
+    assert grid(word["heatmap"]).shape == (192, 192)
+    assert Image.open(BytesIO(base64.b64decode(word["overlay"]["data"]))).size == (192, 192)
+
+
+def test_the_map_of_a_word_is_scored(client: TestClient) -> None:
+    query: dict[str, Any] = {"question": QUESTION, "word": "blue", "evaluate": True}
+    (good,) = post(client, **query).json()["answers"][0]["words"]
+    assert good["scores"]["insertion"] > 0.5 > good["scores"]["deletion"]
+
+
+def test_the_sheet_of_the_page_is_what_the_service_makes(client: TestClient) -> None:
+    made = client.post(
+        "/v1/models/shapes:answer",
+        params={"question": QUESTION},
+        content=(ROOT / "docs" / "photos" / "shapes.png").read_bytes(),
+        headers={"Content-Type": "image/png", "Accept": "image/png"},
+    )
+    assert alike(made.content, (ROOT / "docs" / "overlays" / "words.png").read_bytes())
+
+
+def test_a_given_answer_and_several_questions(client: TestClient) -> None:
+    image = {"b64": base64.b64encode(PICTURE).decode()}
+    response = client.post(
+        "/v1/models/shapes:answer",
+        json={
+            "instances": [
+                {"image": image, "id": "a", "answer": "a green cross"},
+                {"image": image, "question": "what is left of the blue square?"},
+                {"image": image, "question": "what is a dragon?"},
+            ],
+            "parameters": {"question": QUESTION, "normalize": "none", "alternatives": 0},
+        },
+    )
+    given, left, failed = response.json()["answers"]
+    assert (given["id"], given["text"], given["given"]) == ("a", "a green cross", True)
+    assert given["tokens"][1]["probability"] < 0.01
+    assert given["tokens"][0]["alternatives"] == []
+    assert given["words"][0]["heatmap"]["encoding"] == "float32"
+    assert left["text"] == "a red circle"
+    assert "does not know 'dragon?'" in failed["error"]
+
+
+def test_http_has_the_librarys_map(client: TestClient) -> None:
+    served = load(SHAPES_ENTRY)
+    assert isinstance(served.answering, VisionLanguageModel)
+    photo = np.asarray(Image.open(BytesIO(PICTURE)).convert("RGB"))
+    found = explain_answer(served.answering, photo, QUESTION, AnswerOptions(max_tokens=3))
+    (answer,) = post(client, question=QUESTION, max_tokens=3, normalize="none").json()["answers"]
+    assert answer["finished"] is False
+    assert "cut off after 3 tokens" in answer["warnings"][0]
+    for word, mine in zip(answer["words"], found.words, strict=True):
+        assert mine.map is not None
+        np.testing.assert_allclose(grid(word["heatmap"]), mine.map, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "sentence"),
+    [
+        ({}, 422, "question is empty; ask one"),
+        ({"question": "  "}, 422, "question is empty"),
+        ({"question": "what\x00"}, 422, "has control characters"),
+        ({"question": "what is <image>?"}, 422, "which is a special token of the model"),
+        ({"question": "what " * 5000}, 422, "at most 20000 characters"),
+        ({"question": "what " * 3000}, 422, "tokens; the model reads at most 256"),
+        ({"question": "is", "method": "scorecam"}, 422, "'tam', 'logits', 'gradcam'"),
+        ({"question": "is", "max_tokens": 513}, 422, "max_tokens is '513'"),
+        ({"question": "is", "answer": "<eos>"}, 422, "special token"),
+        ({"question": QUESTION, "word": "dragon"}, 422, "the answer does not have"),
+        ({"question": "is", "evaluate": True}, 422, "evaluate scores the map of one word"),
+        ({"question": "is", "colormap": "pink"}, 422, "the colormaps are"),
+        ({"question": "is", "layer": "a"}, 422, "there is no parameter 'layer'"),
+    ],
+)
+def test_every_mistake_is_a_sentence(
+    client: TestClient, query: dict[str, Any], status: int, sentence: str
+) -> None:
+    refused = post(client, **query)
+    assert refused.status_code == status, refused.text
+    assert sentence in refused.json()["detail"]
+    assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_a_model_does_its_own_work_alone(client: TestClient) -> None:
+    for verb in ("predict", "explain", "evaluate", "activations"):
+        refused = client.post(
+            f"/v1/models/shapes:{verb}", content=PICTURE, headers={"Content-Type": "image/png"}
+        )
+        assert refused.status_code == 422
+        assert "ask it at :answer" in refused.json()["detail"]
+    refused = post(client, model="efficientnet-lite0", question="a")
+    assert refused.status_code == 422
+    assert "answers no questions, but predicts classes" in refused.json()["detail"]
+    told = client.get("/v1/models/shapes").json()
+    assert (told["kind"], told["classes"], told["default_layer"]) == ("answers", 0, None)
+    assert not any(method["available"] for method in told["methods"])
+    assert client.get("/v1/models/shapes/layers").json() == {"layers": []}
+
+
+def test_nothing_that_is_said_becomes_markup(client: TestClient) -> None:
+    refused = post(client, question="<script>alert(1)</script>")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["detail"].startswith("model 'shapes' cannot explain it")
+
+
+def saved(folder: Path, name: str = "llava") -> ModelEntry:
+    model, processor = family(name)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    file = folder.parent / "models.toml"
+    file.write_text(f'[[models]]\nname = "m"\nsource = "hf:{folder.name}"\n')
+    (entry,) = read_catalog(file)
+    return entry
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl"])
+def test_a_folder_of_hugging_face(tmp_path: Path, name: str) -> None:
+    entry = saved(tmp_path / "model", name)
+    check(entry)
+    with running_app(Settings(), [entry]) as client:
+        response = post(client, model="m", question="what is in the picture ?", max_tokens=4)
+        assert response.status_code == 200, response.text
+        (answer,) = response.json()["answers"]
+        assert len(answer["tokens"]) <= 4
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ('prompts = ["a cat"]', "key 'prompts'"),
+        ('layer = "layers.1"', "key 'layer': a model that answers questions takes no layer"),
+        ('labels = "imagenet"', "takes no labels"),
+    ],
+)
+def test_entries_that_mean_nothing_are_refused(tmp_path: Path, lines: str, sentence: str) -> None:
+    saved(tmp_path / "model")
+    file = tmp_path / "models.toml"
+    file.write_text(file.read_text() + lines + "\n")
+    (entry,) = read_catalog(file)
+    with pytest.raises(ConfigError, match=sentence):
+        check(entry)
+
+
+def test_a_folder_without_a_processor_is_refused(tmp_path: Path) -> None:
+    entry = saved(tmp_path / "model")
+    (tmp_path / "model" / "processor_config.json").unlink()
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="has no processor that can be used"):
+        load(entry)
+
+
+def test_the_command_writes_a_sheet(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(f'[[models]]\nname = "s"\nsource = "{SHAPES}"\n')
+    (tmp_path / "scene.png").write_bytes(PICTURE)
+    options = ["--models", str(tmp_path / "models.toml"), "--output", str(tmp_path / "out")]
+    command = ["answer", str(tmp_path / "scene.png"), "--question", QUESTION, *options]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    assert SAID in " ".join(done.output.split())
+    assert "language" in done.output
+    with Image.open(tmp_path / "out" / "scene.tam.png") as sheet:
+        assert sheet.width > 900
+    failed = CliRunner().invoke(cli, [*command, "--word", "dragon"])
+    assert failed.exit_code == 1
+    assert "dragon" in failed.output
+
+
+@pytest.mark.slow
+def test_processes_stream_and_stop_when_the_caller_leaves(tmp_path: Path) -> None:
+    """Through the engine's own process: tokens cross one by one, and a caller that leaves ends the
+    generation, which occlusion would otherwise continue for dozens of passes."""
+    (tmp_path / "models.toml").write_text(f'[[models]]\nname = "shapes"\nsource = "{SHAPES}"\n')
+    with serving(GRADCAM_MODELS=str(tmp_path / "models.toml")) as (_, http):
+        with Client(str(http.base_url)) as client:
+            answer = client.answer(PICTURE, QUESTION, word="red circle")
+            assert answer.text == SAID
+            assert [word.text for word in answer.words] == ["red circle"]
+        lines = post(http, accept="application/x-ndjson", question=QUESTION).text.splitlines()
+        assert len(lines) == len(SAID.split()) + 1
+
+        def passes() -> float:
+            found = re.search(
+                r'gradcam_batch_size_count\{model="shapes"\} (\S+)', http.get("/metrics").text
+            )
+            return float(found[1]) if found else 0.0
+
+        path, headers = "/v1/models/shapes:answer", {"Content-Type": "image/png"}
+        headers["Accept"] = "application/x-ndjson"
+        query = {"question": QUESTION, "method": "occlusion", "answer": "a red circle " * 20}
+        with (
+            httpx2.Client(base_url=str(http.base_url)) as leaving,
+            leaving.stream("POST", path, content=PICTURE, params=query, headers=headers) as stream,
+        ):
+            next(stream.iter_lines())
+        time.sleep(0.5)
+        before = passes()
+        time.sleep(1)
+        assert passes() == before
+
+
+@pytest.mark.slow
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/answers-in-words.md from a model's name to a map of a word, with the embedded model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (toml, *_) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "models.toml").write_text(toml)
+    command = re.search(r"gradcam (answer .*)", PAGE.replace("\\\n", ""))
+    assert command
+    words = [word.strip("'\"") for word in re.findall(r"'[^']*'|\"[^\"]*\"|\S+", command[1])]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    space: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(block, space)
+    assert space["phrase"].map.shape == (12, 12)
