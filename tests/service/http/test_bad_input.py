@@ -175,7 +175,7 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "unknown-parameter",
         [
             "no parameter 'colour'",
-            "top_k, fit, method, layer, target, budget, signed, smooth, fuse",
+            "top_k, fit, prompts, method, layer, target, budget, signed, smooth, fuse",
         ],
     ),
     "NaN opacity": ("opacity", "NaN", "invalid-parameter", ["opacity is 'NaN'", "finite number"]),
