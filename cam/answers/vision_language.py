@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +50,9 @@ class Asked:
     tiles: list[Tile]
     spaced: bool
     """Whether an answer needs no space before its first word."""
+    encoded: dict[str, Any]
+    """What the image encoder makes of the photo: empty until the model has read it, and taken from
+    here in further passes."""
 
     @property
     def length(self) -> int:
@@ -73,8 +77,12 @@ class VisionLanguageModel:
     grid of the photo: see `cam.answers.image_tokens`.
     """
 
-    def __init__(self, model: Any, processor: Any) -> None:
+    def __init__(self, model: Any, processor: Any, *, photos: int = 0) -> None:
         """Find the parts of the model.
+
+        Args:
+            photos: number of photos whose encodings are kept for further questions; 0 where the
+                weights may change between two questions.
 
         Raises:
             ModelError: if it has no image tokens, no output embedding, or encodes no images.
@@ -108,6 +116,9 @@ class VisionLanguageModel:
         ends = getattr(model.generation_config, "eos_token_id", None)
         ends = tokenizer.eos_token_id if ends is None else ends
         self.ends: frozenset[int] = frozenset([ends] if isinstance(ends, int) else ends or ())
+        self._encoded: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
+        self._photos = photos
+        self._takes_encoded = "mm_encoder_outputs" in inspect.signature(model.forward).parameters
         self._type = 0
         """Type of an answer's tokens among `token_type_ids` and the like."""
         self._tiles: OrderedDict[tuple[int, int], list[Tile]] = OrderedDict()
@@ -161,7 +172,9 @@ class VisionLanguageModel:
             self._tiles[height, width] = tiles
             while len(self._tiles) > SIZES:
                 self._tiles.popitem(last=False)
-        return Asked(inputs, image, (behind & ~special).nonzero()[:, 0], tiles, text[-1:].isspace())
+        words = (behind & ~special).nonzero()[:, 0]
+        spaced, encoded = text[-1:].isspace(), self._encoding_of(photo)
+        return Asked(inputs, image, words, tiles, spaced, encoded)
 
     def checked(self, text: str, what: str) -> str:
         """Return a question or an answer without spaces at its ends.
@@ -220,7 +233,19 @@ class VisionLanguageModel:
     def with_photo(self, asked: Asked, photo: Photo, question: str) -> Asked:
         """Return the same question about another photo of the same size."""
         inputs = self._processed(photo, self._prompt(question.strip()))
-        return Asked(inputs, asked.image, asked.words, asked.tiles, asked.spaced)
+        return replace(asked, inputs=inputs, encoded=self._encoding_of(photo))
+
+    def _encoding_of(self, photo: Photo) -> dict[str, Any]:
+        """Return the place for the encoding of a photo, which is filled if it is known."""
+        if not self._photos:
+            return {}
+        digest = hashlib.blake2b(np.ascontiguousarray(photo).data, digest_size=16)
+        digest.update(str(photo.shape).encode())
+        found = self._encoded.setdefault(digest.digest(), {})
+        self._encoded.move_to_end(digest.digest())
+        while len(self._encoded) > self._photos:
+            self._encoded.popitem(last=False)
+        return found
 
     def read(self, asked: Asked, tokens: Sequence[int] = (), **wanted: Any) -> tuple[Read, Any]:
         """Read the question and, behind it, tokens of an answer, in one pass. Return what the model
@@ -238,6 +263,11 @@ class VisionLanguageModel:
                     fill = torch.full_like(more, 1 if name == "attention_mask" else self._type)
                     inputs[name] = torch.cat([values, fill.to(values.dtype)], 1)
             inputs["input_ids"] = torch.cat([ids, more], 1)
+        if self._takes_encoded:
+            if not asked.encoded:
+                asked.encoded["image"] = self._encode(asked)
+            del inputs["pixel_values"]
+            inputs["mm_encoder_outputs"] = dict(asked.encoded)
         with self._last_hidden() as seen:
             output = self.model(**inputs, logits_to_keep=len(tokens) + 1, **wanted)
         return Read(seen[0][0], output.logits[0].float()), output
@@ -368,11 +398,16 @@ class VisionLanguageModel:
                 "right), so maps would lie wrong"
             )
 
-    def _features(self, asked: Asked) -> Tensor:
-        """Return the embeddings of the image tokens, float32 (N, D) on the CPU."""
+    @torch.no_grad()
+    def _encode(self, asked: Asked) -> Any:
+        """Return what the image encoder makes of the photo."""
         known = inspect.signature(self.model.get_image_features).parameters
         given = {name: value for name, value in asked.inputs.items() if name in known}
-        found = self.model.get_image_features(**given)
+        return self.model.get_image_features(**given)
+
+    def _features(self, asked: Asked) -> Tensor:
+        """Return the embeddings of the image tokens, float32 (N, D) on the CPU."""
+        found = self._encode(asked)
         found = getattr(found, "pooler_output", found)
         parts = [found] if isinstance(found, Tensor) else list(found)
         features = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])

@@ -23,6 +23,8 @@ from service.models.catalog import ModelEntry
 SHAPES: Final = "embedded:shapes"
 """A vision–language model of two megabytes, which knows coloured shapes: see bench/train_shapes.py.
 It is for trying and testing."""
+PHOTOS: Final = 4
+"""Number of photos whose encodings are kept for further questions."""
 FOLDER: Final = Path(__file__).parent / "shapes"
 KEYS: Final = {"name", "source", "weights", "seed", "device", "dtype", "runtime"}
 """Keys of an entry that mean something for a model that answers questions."""
@@ -75,7 +77,7 @@ def answering(entry: ModelEntry, device: torch.device, dtype: torch.dtype) -> Vi
     with told(entry, "source", f"the model of {place} fails on a picture"):
         try:
             frozen = module.eval().requires_grad_(False).to(device, dtype)
-            model = VisionLanguageModel(frozen, processor)
+            model = VisionLanguageModel(frozen, processor, photos=PHOTOS)
             model.check()
         except CamError as error:
             raise entry.mistake("source", f"the model cannot be explained: {error}") from None

@@ -299,6 +299,30 @@ def test_two_answers_may_take_turns() -> None:
         assert [one.id for one in ended[number].tokens] == [one.id for one in expected.tokens]
 
 
+@pytest.mark.parametrize(("photos", "runs"), [(0, [2, 4, 5]), (2, [2, 2, 3])])
+def test_a_photo_is_encoded_once(photos: int, runs: list[int]) -> None:
+    """For the answer and its maps, once for the blurred photo; of photos that are kept, not again
+    for further questions."""
+    model, processor = family("llava")
+    explained = VisionLanguageModel(model, processor, photos=photos)
+    seen: list[int] = []
+    model.base_model.vision_tower.register_forward_hook(lambda *given: seen.append(1))
+    counted, answers = [], []
+    for question in (QUESTION, "what is red ?"):
+        options = AnswerOptions(max_tokens=3, method="gradcam")
+        answers.append(explain_answer(explained, PHOTO, question, options))
+        counted.append(len(seen))
+    explain_answer(explained, PHOTO[::-1], "a", AnswerOptions(max_tokens=1, evidence=False))
+    counted.append(len(seen))
+    assert counted == runs
+    alone = explain_answer(
+        VisionLanguageModel(*family("llava")), PHOTO, "what is red ?", AnswerOptions(max_tokens=3)
+    )
+    assert [one.id for one in answers[1].tokens] == [one.id for one in alone.tokens]
+    for mine, theirs in zip(answers[1].tokens, alone.tokens, strict=True):
+        assert mine.evidence == pytest.approx(theirs.evidence, abs=1e-4)
+
+
 @pytest.mark.parametrize("method", ["tam", *OWN_PASSES])
 def test_the_model_is_left_as_it_was(llava: VisionLanguageModel, method: Any) -> None:
     module = llava.model
