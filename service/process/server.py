@@ -183,7 +183,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
 def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:
     key = '-H "X-API-Key: $KEY" ' if keys else ""
     name = manager.names[0]
-    photo, ask = "chelsea", "explain?fit=squash"
+    photo, ask = "photos/chelsea", "explain?fit=squash"
     with contextlib.suppress(Problem):  # it may have just been removed
         if manager.replicas(name).model.answers:
             photo, ask = "shapes", "answer?question=what+is+in+the+picture?"
@@ -191,7 +191,7 @@ def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:
         f"""
 Ready. Drop a photo on {address}/ or paste:
 
-  curl --data-binary @docs/photos/{photo}.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
+  curl --data-binary @docs/{photo}.png -H 'Content-Type: image/png' -H 'Accept: image/png' \\
     {key}-o overlay.png '{address}/v1/models/{name}:{ask}'
 """,
         flush=True,

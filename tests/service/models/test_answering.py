@@ -120,7 +120,7 @@ def test_the_sheet_of_the_page_is_what_the_service_makes(client: TestClient) -> 
     made = client.post(
         "/v1/models/shapes:answer",
         params={"question": QUESTION},
-        content=(ROOT / "docs" / "photos" / "shapes.png").read_bytes(),
+        content=(ROOT / "docs" / "shapes.png").read_bytes(),
         headers={"Content-Type": "image/png", "Accept": "image/png"},
     )
     assert alike(made.content, (ROOT / "docs" / "overlays" / "words.png").read_bytes())
