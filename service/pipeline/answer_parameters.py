@@ -18,16 +18,17 @@ from service.pipeline.parameters import (
 )
 from service.pipeline.targets import StrictModel
 
-MAX_QUESTION = 20_000
-"""Maximum number of characters of a question and of a given answer."""
-Words = Annotated[str, Field(max_length=MAX_QUESTION)]
+# A query that holds the longest question, answer and word fits the request's head of 32 KiB, even
+# if each character takes twelve bytes there.
+Question = Annotated[str, Field(max_length=1000)]
+GivenAnswer = Annotated[str, Field(max_length=1200)]
 
 
 class AnswerParameters(ImageParameters):
     """Parameters of `:answer`."""
 
-    question: Words = Field("", description="The question about the photo.")
-    answer: Words | None = Field(
+    question: Question = Field("", description="The question about the photo.")
+    answer: GivenAnswer | None = Field(
         None,
         description=(
             "An answer to explain as it is, in one pass. Without it, the model's own: the most "
@@ -117,8 +118,8 @@ class AnswerParameters(ImageParameters):
 class AnswerInstance(PredictInstance):
     """One photo, with its own question if it differs from that of the request."""
 
-    question: Words | None = None
-    answer: Words | None = None
+    question: Question | None = None
+    answer: GivenAnswer | None = None
     word: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
 
