@@ -27,7 +27,7 @@ from cam.answers.answer import (
     words_of,
 )
 from cam.answers.image_tokens import on_photo
-from cam.answers.methods import OWN_PASSES, blurred
+from cam.answers.methods import OWN_PASSES, blurred, likely
 from cam.answers.scores import scores_of
 from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
@@ -99,10 +99,10 @@ def answer_in_steps(
         if given is None and stop():
             break
     if own and tokens:
-        found = yield from own(model, asked, photo, question, [one.id for one in tokens])
+        found = yield from own(model, asked, [one.id for one in tokens])
         tokens = [replace(one, map=one_map) for one, one_map in zip(tokens, found, strict=True)]
     if options.evidence and tokens:
-        tokens = _with_evidence(model, asked, photo, question, tokens)
+        tokens = _with_evidence(model, asked, tokens)
     answer = ExplainedAnswer(
         question=question.strip(),
         text="".join(token.text for token in tokens).strip(),
@@ -119,7 +119,7 @@ def answer_in_steps(
     if word is None:
         return answer
     ids = [token.id for token in tokens]
-    scores = yield from scores_of(model, asked, photo, question, ids, word)
+    scores = yield from scores_of(model, asked, ids, word)
     return replace(answer, scores=scores)
 
 
@@ -158,7 +158,8 @@ class _TokenMaps:
 
     def __init__(self, model: VisionLanguageModel, asked: Asked) -> None:
         self._model, self._asked = model, asked
-        self._rows: dict[int, Float] = {}
+        self._heard: dict[int, tuple[Float, Float]] = {}
+        """Token → its output embedding (D,), and its activation at the image tokens (N,)."""
         self._image: Float | None = None
         self._words: list[tuple[int, Float]] = []
         """The text before the next token: each token of the question with its last hidden state
@@ -179,13 +180,12 @@ class _TokenMaps:
             self._words = [
                 (int(ids[place]), _numpy(hidden[place])) for place in asked.words.tolist()
             ]
-        row = self._row(token)
-        own = activation(self._image, row)
+        row, own = self._of(token)
         if method == "tam":
             others = [(word, state) for word, state in self._words if word != token]
             own = without_interference(
                 own,
-                [activation(self._image, self._row(word)) for word, _ in others],
+                [self._of(word)[1] for word, _ in others],
                 [max(float(state @ row), 0.0) for _, state in others],
             )
             smooth = np.zeros_like(own)
@@ -195,10 +195,12 @@ class _TokenMaps:
             self._words.append((token, _numpy(hidden[-1])))
         return on_photo(own, asked.tiles)
 
-    def _row(self, token: int) -> Float:
-        if token not in self._rows:
-            self._rows[token] = _numpy(self._model.head.weight[token].float())
-        return self._rows[token]
+    def _of(self, token: int) -> tuple[Float, Float]:
+        if token not in self._heard:
+            assert self._image is not None  # the question has been read
+            row = _numpy(self._model.head.weight[token])
+            self._heard[token] = row, activation(self._image, row)
+        return self._heard[token]
 
 
 def _numpy(values: Tensor) -> Float:
@@ -243,19 +245,12 @@ def _said(text: _Text, logits: Tensor, token: int, alternatives: int) -> AnswerT
 
 
 def _with_evidence(
-    model: VisionLanguageModel,
-    asked: Asked,
-    photo: Photo,
-    question: str,
-    tokens: list[AnswerToken],
+    model: VisionLanguageModel, asked: Asked, tokens: list[AnswerToken]
 ) -> list[AnswerToken]:
     """Return the tokens with the evidence of the photo, by one pass of the blurred photo."""
-    ids = [token.id for token in tokens]
-    with torch.no_grad():
-        blind = model.with_photo(asked, blurred(photo), question)
-        read, _ = model.read(blind, ids, use_cache=False)
-        likely = read.logits[:-1].log_softmax(-1)
+    blind = model.with_photo(asked, blurred(asked.photo), kept=True)
+    without = likely(model, blind, [token.id for token in tokens])
     return [
-        replace(token, evidence=math.log(max(token.probability, 1e-12)) - float(row[token.id]))
-        for token, row in zip(tokens, likely, strict=True)
+        replace(token, evidence=math.log(max(token.probability, 1e-12)) - float(other))
+        for token, other in zip(tokens, without, strict=True)
     ]

@@ -17,17 +17,12 @@ from cam.drawing.heatmap import Float
 from cam.errors import ModelError
 
 Maps = Generator[AnswerProgress, None, list[Float]]
+Passes = Callable[[VisionLanguageModel, Asked, Sequence[int]], Maps]
 CELLS: Final = 8
 """Rows and columns of the parts of the photo that occlusion takes away."""
 
 
-def gradcam(
-    model: VisionLanguageModel,
-    asked: Asked,
-    photo: Photo,
-    question: str,
-    tokens: Sequence[int],
-) -> Maps:
+def gradcam(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """Grad-CAM at the input of the middle block of the language model (Selvaraju et al. 2017),
 
         relu(Σ_d α_d h_nd),   α_d = mean over the image tokens n of ∂y / ∂h_nd,
@@ -63,13 +58,7 @@ def gradcam(
     return maps
 
 
-def attention(
-    model: VisionLanguageModel,
-    asked: Asked,
-    photo: Photo,
-    question: str,
-    tokens: Sequence[int],
-) -> Maps:
+def attention(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """The mean attention of all heads and blocks from the place where each token is said to the
     image tokens: a baseline, which knows nothing of the token itself. One pass of the whole answer
     with materialised attention."""
@@ -84,18 +73,13 @@ def attention(
     return [on_photo(row, asked.tiles) for row in from_there.cpu().numpy()]
 
 
-def occlusion(
-    model: VisionLanguageModel,
-    asked: Asked,
-    photo: Photo,
-    question: str,
-    tokens: Sequence[int],
-) -> Maps:
+def occlusion(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """How much less probable each token is without a part of the photo (Zeiler and Fergus, ECCV
     2014, section 4.2): relu(log p(token | photo) − log p(token | photo with the part blurred)), for
     each cell of a grid on the photo. One pass for each cell; it needs no gradients and no hidden
     states.
     """
+    photo = asked.photo
     height, width = photo.shape[:2]
     rows, columns = min(CELLS, height), min(CELLS, width)
     without = blurred(photo)
@@ -109,13 +93,13 @@ def occlusion(
         )
         changed = photo.copy()
         changed[part] = without[part]
-        left = likely(model, model.with_photo(asked, changed, question), tokens)
+        left = likely(model, model.with_photo(asked, changed), tokens)
         falls[:, row, column] = np.maximum(whole - left, 0)
         yield AnswerProgress(number + 1, rows * columns, "occlusion")
     return list(falls)
 
 
-OWN_PASSES: Final[Mapping[AnswerMethod, Callable[..., Maps]]] = {
+OWN_PASSES: Final[Mapping[AnswerMethod, Passes]] = {
     "gradcam": gradcam,
     "attention": attention,
     "occlusion": occlusion,

@@ -9,7 +9,7 @@ import numpy as np
 
 from cam.answers.answer import AnswerProgress, AnswerWord, WordScores
 from cam.answers.methods import blurred, likely
-from cam.answers.vision_language import Asked, Photo, VisionLanguageModel
+from cam.answers.vision_language import Asked, VisionLanguageModel
 from cam.drawing.heatmap import resize
 
 STEPS: Final = 10
@@ -19,8 +19,6 @@ STEPS: Final = 10
 def scores_of(
     model: VisionLanguageModel,
     asked: Asked,
-    photo: Photo,
-    question: str,
     tokens: Sequence[int],
     word: AnswerWord,
 ) -> Generator[AnswerProgress, None, WordScores]:
@@ -29,26 +27,32 @@ def scores_of(
 
     Deletion puts the blurred photo in the pixels' place, insertion puts the pixels into the blurred
     photo. Each is the area (trapezoid) under the word's probability, divided by its probability of
-    the whole photo: the tokens before it are those of the answer. 2 · `STEPS` passes.
+    the whole photo: the tokens before it are those of the answer. 2 · `STEPS` passes: both curves
+    have the photo and the blurred photo at their ends.
     """
     assert word.map is not None  # a word without tokens is no word
+    photo = asked.photo
     height, width = photo.shape[:2]
     heat = resize(word.map, height, width).ravel()
     order = np.argsort(-heat, kind="stable")
     without, some = blurred(photo).reshape(-1, 3), slice(word.start, word.stop)
     pixels = photo.reshape(-1, 3)
-    curves: list[float] = []
-    for turn, (begin, end) in enumerate(((pixels, without), (without, pixels))):
-        curve = []
-        for step in range(STEPS + 1):
+    curves: list[list[float]] = []
+    done = 0
+    for begin, end, steps in (
+        (pixels, without, range(STEPS + 1)),
+        (without, pixels, range(1, STEPS)),
+    ):
+        curves.append([])
+        for step in steps:
             changed = begin.copy()
             first = order[: round(len(order) * step / STEPS)]
             changed[first] = end[first]
-            other = model.with_photo(asked, changed.reshape(photo.shape), question)
-            curve.append(float(np.exp(likely(model, other, tokens)[some].sum())))
-            done = turn * (STEPS + 1) + step + 1
-            yield AnswerProgress(done, 2 * (STEPS + 1), "scores")
-        whole = curve[0] if turn == 0 else curve[-1]
-        area = float(np.trapezoid(curve, dx=1 / STEPS))
-        curves.append(area / whole if whole > 0 else 0.0)
-    return WordScores(deletion=curves[0], insertion=curves[1])
+            other = model.with_photo(asked, changed.reshape(photo.shape))
+            curves[-1].append(float(np.exp(likely(model, other, tokens)[some].sum())))
+            done += 1
+            yield AnswerProgress(done, 2 * STEPS, "scores")
+    deletion, between = curves
+    insertion, whole = [deletion[-1], *between, deletion[0]], deletion[0]
+    areas = (float(np.trapezoid(curve, dx=1 / STEPS)) for curve in (deletion, insertion))
+    return WordScores(*(area / whole if whole > 0 else 0.0 for area in areas))

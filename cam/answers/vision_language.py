@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -41,6 +41,9 @@ Photo = NDArray[np.uint8]
 class Asked:
     """A question about a photo, as the model reads it."""
 
+    photo: Photo
+    text: str
+    """The question as the chat template words it."""
     inputs: Mapping[str, Any]
     """The processor's inputs on the model's device, `input_ids` (1, n) among them."""
     image: Tensor
@@ -116,12 +119,11 @@ class VisionLanguageModel:
         ends = getattr(model.generation_config, "eos_token_id", None)
         ends = tokenizer.eos_token_id if ends is None else ends
         self.ends: frozenset[int] = frozenset([ends] if isinstance(ends, int) else ends or ())
-        self._encoded: OrderedDict[bytes, dict[str, Any]] = OrderedDict()
-        self._photos = photos
+        self._encoded: LRUCache[bytes, dict[str, Any]] = LRUCache(photos)
         self._takes_encoded = "mm_encoder_outputs" in inspect.signature(model.forward).parameters
         self._type = 0
         """Type of an answer's tokens among `token_type_ids` and the like."""
-        self._tiles: OrderedDict[tuple[int, int], list[Tile]] = OrderedDict()
+        self._tiles: LRUCache[tuple[int, int], list[Tile]] = LRUCache(SIZES)
 
     @property
     def device(self) -> torch.device:
@@ -166,15 +168,12 @@ class VisionLanguageModel:
         special = torch.isin(ids, torch.tensor(sorted(self._special_ids), device=ids.device))
         behind = torch.arange(len(ids), device=ids.device) > image[0]
         if (tiles := self._tiles.get((height, width))) is None:
-            tiles = tiles_of(
+            self._tiles[height, width] = tiles = tiles_of(
                 lambda one: self._processed(one, text), self.model, height, width, len(image)
             )
-            self._tiles[height, width] = tiles
-            while len(self._tiles) > SIZES:
-                self._tiles.popitem(last=False)
         words = (behind & ~special).nonzero()[:, 0]
         spaced, encoded = text[-1:].isspace(), self._encoding_of(photo)
-        return Asked(inputs, image, words, tiles, spaced, encoded)
+        return Asked(photo, text, inputs, image, words, tiles, spaced, encoded)
 
     def checked(self, text: str, what: str) -> str:
         """Return a question or an answer without spaces at its ends.
@@ -230,22 +229,24 @@ class VisionLanguageModel:
                     raise InvalidPrompt(f"the model's tokenizer does not know {word[:80]!r}")
         return tokens
 
-    def with_photo(self, asked: Asked, photo: Photo, question: str) -> Asked:
-        """Return the same question about another photo of the same size."""
-        inputs = self._processed(photo, self._prompt(question.strip()))
-        return replace(asked, inputs=inputs, encoded=self._encoding_of(photo))
+    def with_photo(self, asked: Asked, photo: Photo, *, kept: bool = False) -> Asked:
+        """Return the same question about another photo of the same size.
+
+        Args:
+            kept: whether the photo will be read again for further questions, and is not a change
+                that is made once.
+        """
+        encoded = self._encoding_of(photo) if kept else {}
+        inputs = self._processed(photo, asked.text)
+        return replace(asked, photo=photo, inputs=inputs, encoded=encoded)
 
     def _encoding_of(self, photo: Photo) -> dict[str, Any]:
         """Return the place for the encoding of a photo, which is filled if it is known."""
-        if not self._photos:
+        if not self._encoded.maxsize:
             return {}
         digest = hashlib.blake2b(np.ascontiguousarray(photo).data, digest_size=16)
         digest.update(str(photo.shape).encode())
-        found = self._encoded.setdefault(digest.digest(), {})
-        self._encoded.move_to_end(digest.digest())
-        while len(self._encoded) > self._photos:
-            self._encoded.popitem(last=False)
-        return found
+        return self._encoded.setdefault(digest.digest(), {})
 
     def read(self, asked: Asked, tokens: Sequence[int] = (), **wanted: Any) -> tuple[Read, Any]:
         """Read the question and, behind it, tokens of an answer, in one pass. Return what the model
@@ -311,7 +312,7 @@ class VisionLanguageModel:
         small = rng.integers(0, 256, (TRIAL[0] // 4, TRIAL[1] // 4, 3), np.uint8)
         photo = small.repeat(4, 0).repeat(4, 1)
         asked = self.ask(photo, "a")
-        self._check_places(photo, asked, rng)
+        self._check_places(asked, rng)
         read, output = self.read(asked, use_cache=True)
         self._check_head(read)
         steps, past = [read.logits[-1]], output.past_key_values
@@ -370,8 +371,8 @@ class VisionLanguageModel:
                 "its last hidden states, so image tokens have none"
             )
 
-    def _check_places(self, photo: Photo, asked: Asked, rng: np.random.Generator) -> None:
-        before = self._features(asked)
+    def _check_places(self, asked: Asked, rng: np.random.Generator) -> None:
+        photo, before = asked.photo, self._features(asked)
         found, (height, width) = 0, photo.shape[:2]
         for _ in range(MOVED):
             tile = asked.tiles[int(rng.integers(len(asked.tiles)))]
@@ -386,7 +387,7 @@ class VisionLanguageModel:
             for colour in COLOURS:
                 changed = photo.copy()
                 changed[rows, columns] = colour
-                after = self._features(self.with_photo(asked, changed, "a"))
+                after = self._features(self.with_photo(asked, changed))
                 change = (after - before).norm(dim=1) / before.norm(dim=1).clamp(min=1e-6)
                 moved += change[torch.from_numpy(tile.tokens.flatten())]
             most = np.unravel_index(int(moved.argmax()), tile.tokens.shape)

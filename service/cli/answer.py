@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +17,7 @@ from service.local.session import local_session
 from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
-from service.pipeline.validation import parameter_problem
+from service.pipeline.validation import validated
 
 
 def answer_files(
@@ -38,10 +37,7 @@ def answer_files(
     Raises:
         ConfigError, Problem: if nothing can be answered at all.
     """
-    try:
-        parameters = AnswerParameters.model_validate(given)
-    except ValidationError as error:
-        raise parameter_problem(error, AnswerParameters) from None
+    parameters = validated(AnswerParameters, given)
     return asyncio.run(_answer(photos, settings, model, parameters, output))
 
 

@@ -8,7 +8,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -22,7 +21,7 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
-from service.pipeline.validation import parameter_problem
+from service.pipeline.validation import validated
 
 
 def explain_files(
@@ -41,10 +40,7 @@ def explain_files(
     Raises:
         ConfigError, Problem: if nothing can be explained at all.
     """
-    try:
-        parameters = Parameters.model_validate(given)
-    except ValidationError as error:
-        raise parameter_problem(error, Parameters) from None
+    parameters = validated(Parameters, given)
     return asyncio.run(_explain(photos, settings, model, parameters, output))
 
 

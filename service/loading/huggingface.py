@@ -56,16 +56,19 @@ def place_of(entry: ModelEntry, what: str) -> str:
     return what
 
 
-def check_place(entry: ModelEntry, what: str) -> None:
+def check_place(entry: ModelEntry, what: str) -> type | None:
     """Check that transformers is installed, and the config.json of a folder; the hub is not asked.
+    Return the class of a folder's model.
 
     Raises:
         ConfigError: if the model of a folder is not one that can be served.
     """
     place = place_of(entry, what)
     transformers_of(entry)
-    if Path(place).is_dir():
-        class_of(entry, config_of(entry, place))
+    if not Path(place).is_dir():
+        return None
+    kind: type = class_of(entry, config_of(entry, place))
+    return kind
 
 
 def transformers_of(entry: ModelEntry) -> ModuleType:

@@ -27,16 +27,18 @@ from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
 from service.loading import openclip
-from service.loading.answering import SHAPES, check_answering, is_answering
+from service.loading.answering import SHAPES, check_answering
 from service.loading.class_mixture import PACKAGE as SENTENCES
 from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.graph import FORMS, GraphError, Wish, read_graph
 from service.loading.huggingface import (
+    ANSWERING,
     check_place,
     config_of,
     is_transformers_model,
     labels_of,
     module_of,
+    names_of,
     place_of,
     prepared,
     transformers_of,
@@ -264,8 +266,8 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
 
 
 def _check_huggingface(entry: ModelEntry, what: str) -> None:
-    check_place(entry, what)
-    if Path(place_of(entry, what)).is_dir() and is_answering(entry):
+    kind = check_place(entry, what)
+    if kind and kind.__name__ in names_of(ANSWERING):
         check_answering(entry)
 
 

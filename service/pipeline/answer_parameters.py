@@ -63,7 +63,7 @@ class AnswerParameters(ImageParameters):
     evaluate: bool = Field(
         False,
         description=(
-            "Whether to score the map of `word` by insertion and deletion, in 22 more passes."
+            "Whether to score the map of `word` by insertion and deletion, in 20 more passes."
         ),
     )
     output: Output | None = Field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -16,14 +15,14 @@ from cam.drawing.overlay import Picture
 from cam.drawing.words import WordPicture, word_sheet
 from service.core import answer_schemas as schemas
 from service.core.errors import InvalidParameter
-from service.core.schemas import Heatmap, Overlay, Point
+from service.core.schemas import Point
 from service.models.preprocessing import ModelInput
 from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
+from service.pipeline.record import heatmap_of, overlay_of
 from service.pipeline.rendering import Caption, Drawing, draw, encode
 
-NUMBERS: Final = np.dtype("<f4")
 SHOWN: Final = 60
 """Largest number of words in a picture of all words."""
 NO_TEXT: Final = np.zeros(0, np.float32)
@@ -113,12 +112,9 @@ class AnswerResult:
         if self.answer.scores is not None:  # of the only word
             scores = schemas.WordScores(**asdict(self.answer.scores))
         if word.map is not None:
-            parameters = self.instance.parameters
-            drawing = self._drawing(word, parameters.drawn)
-            heatmap = heatmap_of(drawing)
-            if parameters.output not in (None, "mask", "values"):
-                file = self._drawing(word, self._drawn_on_photo).encoded("image/png")
-                overlay = Overlay(content_type="image/png", data=_base64(file))
+            heatmap = heatmap_of(self._drawing(word, self.instance.parameters.drawn))
+            if (on_photo := self._drawn_on_photo).pictured:
+                overlay = overlay_of(self._drawing(word, on_photo))
             if word.map.any():
                 row, column = np.unravel_index(int(word.map.argmax()), word.map.shape)
                 width, height = self.photo_size
@@ -166,17 +162,6 @@ def _drawing(
         parameters,
         caption=lambda: Caption(text, lines),
     )
-
-
-def heatmap_of(drawing: Drawing) -> Heatmap:
-    """Return the map of a drawing as numbers or as a grayscale picture."""
-    parameters = drawing.parameters
-    raw = parameters.normalize == "none"
-    if parameters.output == "values" or raw:
-        numbers = (drawing.values if raw else drawing.scaled).astype(NUMBERS)
-        return Heatmap(shape=drawing.shape, encoding="float32", data=_base64(numbers.tobytes()))
-    file = encode(drawing.gray, "image/png")
-    return Heatmap(shape=drawing.shape, encoding="png", data=_base64(file))
 
 
 def describe_token_line(instance: Instance[P], progress: AnswerProgress) -> schemas.TokenLine:
@@ -236,7 +221,3 @@ def _told(word: AnswerWord) -> str:
         return sure
     said = "from language" if word.from_language else f"evidence {word.evidence:.1f}"
     return f"{sure} · {said}"
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

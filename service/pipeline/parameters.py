@@ -264,6 +264,11 @@ class Parameters(PredictParameters):
         return self.top_k if "top_k" in self.model_fields_set else 1
 
     @property
+    def pictured(self) -> bool:
+        """Whether a JSON answer has a picture beside the map."""
+        return self.output not in (None, "mask", "values")
+
+    @property
     def maps(self) -> int:
         """Maximum number of maps of one image that the parameters ask for."""
         targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1

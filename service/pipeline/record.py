@@ -66,23 +66,28 @@ class MapRecord(BaseModel):
 
     def as_json(self, drawing: Drawing) -> schemas.Explanation:
         """Return the JSON schema object of the map, with the pictures or numbers of its drawing."""
-        parameters = drawing.parameters
-        kind = parameters.output or "mask"
-        raw = parameters.normalize == "none"
-        heatmap = schemas.Heatmap(
-            shape=drawing.shape,
-            encoding="float32" if kind == "values" or raw else "png",
-            data=_base64(
-                (drawing.values if raw else drawing.scaled).astype(NUMBERS).tobytes()
-                if kind == "values" or raw
-                else encode(drawing.gray, "image/png")
-            ),
-        )
-        overlay = None
-        if kind not in ("mask", "values"):
-            picture = _base64(drawing.encoded("image/png"))
-            overlay = schemas.Overlay(content_type="image/png", data=picture)
-        return schemas.Explanation(**dict(self.facts), heatmap=heatmap, overlay=overlay)
+        overlay = overlay_of(drawing) if drawing.parameters.pictured else None
+        return schemas.Explanation(**dict(self.facts), heatmap=heatmap_of(drawing), overlay=overlay)
+
+
+def heatmap_of(drawing: Drawing) -> schemas.Heatmap:
+    """Return the JSON schema object of a drawing's map: numbers, or a grayscale picture."""
+    raw = drawing.parameters.normalize == "none"
+    numbers = raw or drawing.parameters.output == "values"
+    return schemas.Heatmap(
+        shape=drawing.shape,
+        encoding="float32" if numbers else "png",
+        data=_base64(
+            (drawing.values if raw else drawing.scaled).astype(NUMBERS).tobytes()
+            if numbers
+            else encode(drawing.gray, "image/png")
+        ),
+    )
+
+
+def overlay_of(drawing: Drawing) -> schemas.Overlay:
+    """Return the JSON schema object of the picture that a drawing's parameters ask for."""
+    return schemas.Overlay(content_type="image/png", data=_base64(drawing.encoded("image/png")))
 
 
 def record_of(

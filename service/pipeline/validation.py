@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,6 +46,18 @@ def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: 
             for value in sent.getlist("method")
         ]
         values["method"] = methods if len(methods) > 1 else methods[0]
+    return validated(schema, values, where)
+
+
+def validated(schema: type[P], values: Mapping[str, Any], where: str = "") -> P:
+    """Return parameters that are given by their names.
+
+    Args:
+        where: pointer to the parameters in the request.
+
+    Raises:
+        Problem: if a parameter is wrong; it names the parameter.
+    """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
