@@ -154,13 +154,17 @@ def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
             "in": field.pop("in", "query"),
             "required": False,
             "description": field.pop("description"),
-            "schema": {
-                **{key: value for key, value in field.items() if key != "title"},
-                "$defs": schema.pop("$defs", {}),
-            },
+            "schema": {**_never_null(field), "$defs": schema.pop("$defs", {})},
         }
         for name, field in schema["properties"].items()
     ]
+
+
+def _never_null(field: dict[str, Any]) -> dict[str, Any]:
+    """Return a field's schema without `null`: who sends a query leaves a parameter out instead."""
+    schema = {key: value for key, value in field.items() if key != "title"}
+    kinds = [kind for kind in schema.pop("anyOf", ()) if kind != {"type": "null"}]
+    return {**schema, **(kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {})}
 
 
 def _refusal(problem: type[Problem]) -> dict[str, Any]:

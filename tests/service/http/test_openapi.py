@@ -30,6 +30,17 @@ def test_the_document_is_current() -> None:
     assert create_app(Settings()).openapi() == DOCUMENT, "run: make openapi"
 
 
+def test_a_parameter_is_left_out_and_never_null() -> None:
+    """A query has no null, and generators name types after it that do not compile."""
+    schemas = [
+        (parameter["name"], parameter["schema"])
+        for *_, operation in OPERATIONS
+        for parameter in operation.get("parameters", ())
+    ]
+    assert ("prompts", "array") in [(name, schema.get("type")) for name, schema in schemas]
+    assert [name for name, schema in schemas if {"type": "null"} in schema.get("anyOf", ())] == []
+
+
 def test_what_a_client_is_generated_from_has_names() -> None:
     """A generator names types after components, and functions after operations."""
     assert [operation["operationId"] for *_, operation in OPERATIONS] == [
