@@ -90,6 +90,7 @@ def measure(model: VisionLanguageModel, tokens: int, rounds: int) -> None:
         "logits": partial(ours, method="logits", evidence=False),
         "attention": partial(ours, method="attention", evidence=False),
         "gradcam": partial(ours, method="gradcam", evidence=False),
+        "legrad": partial(ours, method="legrad", evidence=False),
     }
     for work in kinds.values():
         work()

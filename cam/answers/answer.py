@@ -14,13 +14,27 @@ from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
 from cam.methods.progress import Progress
 
-AnswerMethod = Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+AnswerMethod = Literal[
+    "tam",
+    "logits",
+    "gradcam",
+    "hirescam",
+    "legrad",
+    "attention",
+    "rollout",
+    "occlusion",
+    "eagle",
+]
 ANSWER_METHODS: Final[dict[AnswerMethod, str]] = {
     "tam": "what the image tokens say, without what earlier words explain (token activation map)",
     "logits": "what the image tokens say: the token's logit there (logit lens)",
     "gradcam": "hidden states of the image tokens, weighted by their mean gradient",
+    "hirescam": "hidden states of the image tokens, times their gradient",
+    "legrad": "how far more attention to an image token raises the token's logit, block by block",
     "attention": "mean attention to the image tokens; a baseline, which knows no word",
+    "rollout": "attention to the image tokens through all blocks; a baseline, which knows no word",
     "occlusion": "how much less probable the token is without a part of the photo",
+    "eagle": "the parts of the photo that are enough to say one `word`, and without which it fails",
 }
 """Method → what its maps are, in one line."""
 MAX_TOKENS: Final = 512
@@ -44,8 +58,11 @@ class AnswerOptions:
     """Whether the evidence of the photo is measured, by one more pass."""
     alternatives: int = 3
     """Number of the most probable tokens that are listed for each token."""
-    scored: str | None = None
-    """A word or phrase of the answer whose map is scored: `ExplainedAnswer.scores`."""
+    word: str | None = None
+    """A word or phrase of the answer: the only one that has a map of the method `eagle`, and the
+    one whose map is scored."""
+    evaluate: bool = False
+    """Whether the map of `word` is scored: `ExplainedAnswer.scores`."""
 
     def check(self) -> None:
         """Check the values.
@@ -56,6 +73,9 @@ class AnswerOptions:
         if self.method not in get_args(AnswerMethod):
             names = ", ".join(ANSWER_METHODS)
             raise InvalidOption(f"method is {self.method!r:.80}; it can be {names}")
+        if self.word is None and (self.evaluate or self.method == "eagle"):
+            what = "evaluate scores" if self.evaluate else "eagle explains"
+            raise InvalidOption(f"{what} one word or phrase of the answer; word names none")
         for name, value, least, most in (
             ("max_tokens", self.max_tokens, 1, MAX_TOKENS),
             ("alternatives", self.alternatives, 0, 20),
@@ -143,21 +163,15 @@ class ExplainedAnswer:
     """Number of tokens of photo and question."""
     image_tokens: int
     memory: int
-    """Bytes that the model's cache and its hidden states took."""
+    """Bytes that the model's cache, its hidden states and what the method keeps took."""
     scores: WordScores | None = None
-    """Scores of the map of the word or phrase that the options name; None if the answer does not
-    have it."""
+    """Scores of the map of the word or phrase that the options name, if they ask for them; None if
+    the answer does not have it."""
 
     def phrase(self, text: str) -> AnswerWord | None:
         """Return the first words of the answer that are a text, as one; None if there are none.
         Upper and lower case do not matter."""
-        wanted = text.lower().split()
-        said = [word.text.lower() for word in self.words]
-        for first in range(len(said) - len(wanted) + 1) if wanted else ():
-            if said[first : first + len(wanted)] == wanted:
-                parts = self.words[first : first + len(wanted)]
-                return word_of(self.tokens, parts[0].start, parts[-1].stop)
-        return None
+        return phrase_of(self.tokens, text)
 
 
 @dataclass(frozen=True)
@@ -206,3 +220,13 @@ def words_of(tokens: Sequence[AnswerToken]) -> tuple[AnswerWord, ...]:
             if start < stop:
                 words.append(word_of(tokens, start, stop))
     return tuple(words)
+
+
+def phrase_of(tokens: Sequence[AnswerToken], text: str) -> AnswerWord | None:
+    """Return the first words of some tokens that are a text: see `ExplainedAnswer.phrase`."""
+    wanted, words = text.lower().split(), words_of(tokens)
+    said = [word.text.lower() for word in words]
+    for first in range(len(said) - len(wanted) + 1) if wanted else ():
+        if said[first : first + len(wanted)] == wanted:
+            return word_of(tokens, words[first].start, words[first + len(wanted) - 1].stop)
+    return None

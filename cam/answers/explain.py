@@ -24,10 +24,12 @@ from cam.answers.answer import (
     AnswerProgress,
     AnswerToken,
     ExplainedAnswer,
+    phrase_of,
+    word_of,
     words_of,
 )
 from cam.answers.image_tokens import on_photo
-from cam.answers.methods import OWN_PASSES, blurred, likely
+from cam.answers.methods import OWN_PASSES, blurred, eagle, kept_by, likely
 from cam.answers.scores import scores_of
 from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
@@ -74,7 +76,7 @@ def answer_in_steps(
         given = None if options.answer is None else model.tokens_of(asked, options.answer)
         most = len(given) if given is not None else options.max_tokens
         most = min(most, model.longest - asked.length)
-        memory = model.bytes_of(asked.length + most)
+        memory = model.bytes_of(asked.length + most, **kept_by(model, options.method))
         if memory > MAX_BYTES:
             raise InvalidOption(
                 f"an answer of {most} tokens after {asked.length} of photo and question would take "
@@ -82,7 +84,7 @@ def answer_in_steps(
                 "photo"
             )
     own = OWN_PASSES.get(options.method)
-    maps = None if own else _TokenMaps(model, asked)
+    maps = None if own or options.method == "eagle" else _TokenMaps(model, asked)
     tokens: list[AnswerToken] = []
     text, ended = _Text(model), False
     steps = _forced(model, asked, given) if given is not None else _greedy(model, asked, most)
@@ -101,6 +103,11 @@ def answer_in_steps(
     if own and tokens:
         found = yield from own(model, asked, [one.id for one in tokens])
         tokens = [replace(one, map=one_map) for one, one_map in zip(tokens, found, strict=True)]
+    word = None if options.word is None else phrase_of(tokens, options.word)
+    if word and options.method == "eagle":
+        some = slice(word.start, word.stop)
+        heat = yield from eagle(model, asked, [one.id for one in tokens], some)
+        tokens[some] = [replace(one, map=heat) for one in tokens[some]]
     if options.evidence and tokens:
         tokens = _with_evidence(model, asked, tokens)
     answer = ExplainedAnswer(
@@ -115,9 +122,9 @@ def answer_in_steps(
         image_tokens=len(asked.image),
         memory=memory,
     )
-    word = None if options.scored is None else answer.phrase(options.scored)
-    if word is None:
+    if word is None or not options.evaluate:
         return answer
+    word = word_of(tokens, word.start, word.stop)
     ids = [token.id for token in tokens]
     scores = yield from scores_of(model, asked, ids, word)
     return replace(answer, scores=scores)

@@ -291,13 +291,23 @@ class VisionLanguageModel:
         if hasattr(self.model.base_model, "rope_deltas"):
             self.model.base_model.rope_deltas = kept
 
-    def bytes_of(self, tokens: int) -> int:
-        """Return the bytes that the cache and the hidden states of an answer take."""
+    def bytes_of(self, tokens: int, *, graded: int = 0, attended: int = 0) -> int:
+        """Return the bytes that the cache and the hidden states of an answer take.
+
+        Args:
+            graded: number of blocks whose states are kept for gradients: about eight numbers for
+                each of a hidden state, and four for each of the inner layer.
+            attended: number of blocks whose attention is materialised: scores, weights, gradient.
+        """
         text = self.model.config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         wide = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        cache = 2 * text.num_hidden_layers * heads * wide * self.dtype.itemsize
-        return int(tokens * (cache + 4 * text.hidden_size))
+        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        cache = 2 * text.num_hidden_layers * heads * wide
+        states = graded * (8 * text.hidden_size + 4 * inner)
+        attention = attended * 3 * text.num_attention_heads * tokens
+        each = (cache + states + attention) * self.dtype.itemsize
+        return int(tokens * (each + 4 * text.hidden_size))
 
     @torch.no_grad()
     def check(self) -> None:

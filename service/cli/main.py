@@ -195,7 +195,10 @@ def answer(
         str | None, typer.Option(help="A word or phrase to draw, in place of all words.")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="tam, logits, gradcam, attention or occlusion.")
+        str,
+        typer.Option(
+            help="tam, logits, gradcam, hirescam, legrad, attention, rollout, occlusion or eagle."
+        ),
     ] = "tam",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),

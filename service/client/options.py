@@ -99,7 +99,7 @@ class AnswerOptions(TypedDict, total=False):
 
     answer: str
     max_tokens: int
-    method: Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+    method: str
     evidence: bool
     alternatives: int
     word: str

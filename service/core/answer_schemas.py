@@ -96,7 +96,8 @@ class Answer(Open):
     prompt_tokens: int = Field(description="Tokens of photo and question.", examples=[52])
     image_tokens: int = Field(description="Tokens of the photo.", examples=[36])
     memory_bytes: int = Field(
-        description="Most bytes of the keys, values and hidden states of the answer.",
+        description="Most bytes of the keys, values and hidden states of the answer, and of what "
+        "the method keeps.",
         examples=[524288],
     )
     warnings: list[str] = Field(examples=[[]])

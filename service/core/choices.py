@@ -49,7 +49,18 @@ ModelKind = TypeAliasType(
     "ModelKind", Literal["classes", "segments", "detections", "value", "answers"]
 )
 AnswerMethodName = TypeAliasType(
-    "AnswerMethodName", Literal["tam", "logits", "gradcam", "attention", "occlusion"]
+    "AnswerMethodName",
+    Literal[
+        "tam",
+        "logits",
+        "gradcam",
+        "hirescam",
+        "legrad",
+        "attention",
+        "rollout",
+        "occlusion",
+        "eagle",
+    ],
 )
 AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 Mode = TypeAliasType("Mode", Literal["exact", "fast"])

@@ -206,8 +206,8 @@ def _warnings(answer: ExplainedAnswer) -> list[str]:
             f"the answer was cut off after {len(answer.tokens)} tokens; a larger max_tokens, or a "
             "longer time, allows more"
         )
-    if answer.method == "attention":
-        warnings.append("attention does not depend on the word that is said; it is a baseline")
+    if answer.method in ("attention", "rollout"):
+        warnings.append(f"{answer.method} does not depend on the word that is said: a baseline")
     empty = [word.text for word in answer.words if word.map is not None and not word.map.any()]
     if empty:
         warnings.append(f"the maps of {', '.join(map(repr, empty[:10]))} are all zero")

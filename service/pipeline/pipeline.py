@@ -381,9 +381,11 @@ class Pipeline:
                 "question is empty; ask one, as in 'what is in the picture?'"
             )
             raise problem.at(instance.origins.get("question", "/parameters/question"))
-        if asked.evaluate and asked.word is None:
-            problem = InvalidParameter("evaluate scores the map of one word; name it by word")
-            raise problem.at(instance.origins.get("evaluate", "/parameters/evaluate"))
+        for name, one_word in (("evaluate", asked.evaluate), ("method", asked.method == "eagle")):
+            if one_word and asked.word is None:
+                what = "scores the map of" if name == "evaluate" else "'eagle' explains"
+                problem = InvalidParameter(f"{name} {what} one word; name it by word")
+                raise problem.at(instance.origins.get(name, f"/parameters/{name}"))
         async with self._opened(replicas.model, instance, timings) as (encoded, pool):
 
             def work() -> tuple[tuple[int, int], Picture]:
@@ -404,7 +406,8 @@ class Pipeline:
             method=asked.method,
             evidence=asked.evidence,
             alternatives=asked.alternatives,
-            scored=asked.word if asked.evaluate else None,
+            word=asked.word,
+            evaluate=asked.evaluate,
         )
         question = AnswerQuestion(pixels, asked.question, options, until)
         outcome = await replicas.ask(question, progress=progress)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -15,7 +17,7 @@ from cam.answers.answer import AnswerToken, words_of
 from cam.answers.explain import answer_in_steps
 from cam.answers.methods import OWN_PASSES, blurred
 from cam.errors import CamError, InvalidOption, InvalidPrompt, ModelError
-from tests.answering import family, tokenizer
+from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
 
 PHOTO = np.random.default_rng(1).integers(0, 256, (90, 150, 3), np.uint8)
@@ -114,37 +116,96 @@ def test_logits_are_the_head_at_the_image_tokens(llava: VisionLanguageModel) -> 
         close(token.map, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_gradcam_is_that_of_the_hidden_states_before_the_middle_block(
-    llava: VisionLanguageModel,
-) -> None:
-    found = asked(llava, max_tokens=3, method="gradcam", evidence=False)
-    ids = [token.id for token in found.tokens]
-    inputs = dict(llava.ask(PHOTO, QUESTION).inputs)
+def whole(
+    model: VisionLanguageModel, tokens: list[int]
+) -> tuple[dict[str, torch.Tensor], int, torch.Tensor]:
+    """Inputs of question and answer, the question's length, and which tokens are the image's."""
+    inputs = dict(model.ask(PHOTO, QUESTION).inputs)
     length = inputs["input_ids"].shape[1]
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([ids])], 1)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([tokens])], 1)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    return inputs, length, inputs["input_ids"][0] == model.image_token
+
+
+@pytest.mark.parametrize("method", ["gradcam", "hirescam"])
+def test_gradients_are_those_of_the_hidden_states_before_the_middle_block(
+    llava: VisionLanguageModel, method: str
+) -> None:
+    found = asked(llava, max_tokens=3, method=method, evidence=False)
+    inputs, length, image = whole(llava, [token.id for token in found.tokens])
     output = llava.model(**inputs, output_hidden_states=True)
     middle = output.hidden_states[1]  # the input of the second of three blocks
-    image = inputs["input_ids"][0] == llava.image_token
     for number, token in enumerate(found.tokens):
         logit = output.logits[0, length - 1 + number, token.id]
         (gradient,) = torch.autograd.grad(logit, middle, retain_graph=True)
-        weights = gradient[0, image].mean(0)
-        expected = (middle[0, image] @ weights).relu().detach().reshape(8, 8)
+        weights = gradient[0, image]
+        if method == "gradcam":
+            weights = weights.mean(0).expand_as(weights)
+        expected = (middle[0, image] * weights).sum(1).relu().detach().reshape(8, 8)
         close(token.map, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_attention_is_the_mean_of_all_heads_and_blocks(llava: VisionLanguageModel) -> None:
-    found = asked(llava, max_tokens=2, method="attention", evidence=False)
+@pytest.fixture
+def eager(llava: VisionLanguageModel) -> Iterator[VisionLanguageModel]:
     before = llava.model.config._attn_implementation
-    llava.model.set_attn_implementation("eager")
-    inputs = llava.ask(PHOTO, QUESTION).inputs
-    with torch.no_grad():
-        weights = llava.model(**inputs, output_attentions=True).attentions
+    yield llava
     llava.model.set_attn_implementation(before)
-    mean = torch.stack(weights).mean((0, 1, 2))[-1]
-    expected = mean[inputs["input_ids"][0] == llava.image_token].reshape(8, 8)
-    close(found.tokens[0].map, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["attention", "rollout"])
+def test_attention_is_that_of_all_heads_and_blocks(eager: VisionLanguageModel, method: str) -> None:
+    found = asked(eager, max_tokens=3, method=method, evidence=False)
+    inputs, length, image = whole(eager, [token.id for token in found.tokens])
+    eager.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = eager.model(**inputs, output_attentions=True).attentions
+    mean = torch.stack(weights).mean((1, 2)).double()
+    if method == "rollout":
+        one = torch.eye(mean.shape[-1])
+        flow = (one + mean[2]) / 2 @ ((one + mean[1]) / 2) @ ((one + mean[0]) / 2)
+    else:
+        flow = mean.mean(0)
+    for number, token in enumerate(found.tokens):
+        expected = flow[length - 1 + number, image].reshape(8, 8)
+        close(token.map, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_legrad_is_the_gradient_of_each_blocks_own_logit(eager: VisionLanguageModel) -> None:
+    """By differences instead of gradients: the attention of one block from one place is changed by
+    a little, and the block's output is read by the last norm and the head."""
+    found = asked(eager, max_tokens=2, method="legrad", evidence=False)
+    inputs, length, image = whole(eager, [token.id for token in found.tokens])
+    module = copy.deepcopy(eager.model).double()
+    module.set_attn_implementation("eager")
+    text = module.model.language_model
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    token, place, rows = found.tokens[1], length, []
+
+    def logit(block: Any, hidden: torch.Tensor, row: torch.Tensor) -> float:
+        values = block.self_attn.v_proj(block.input_layernorm(hidden))[0].view(-1, 2, 8)
+        # Two heads share their values.
+        mixed = torch.einsum("hn,nhd->hd", row, values.repeat_interleave(2, 1)).flatten()
+        out = hidden[0, place] + block.self_attn.o_proj(mixed)
+        out = out + block.mlp(block.post_attention_layernorm(out))
+        return float(module.lm_head(text.norm(out))[token.id])
+
+    with torch.no_grad():
+        output = module(**inputs, output_attentions=True, output_hidden_states=True)
+        given = zip(text.layers, output.hidden_states[:-1], output.attentions, strict=True)
+        for block, hidden, weights in given:
+            kept = weights[0, :, place]
+            slopes = torch.zeros_like(kept)
+            for head in range(len(kept)):
+                for column in image.nonzero()[:, 0].tolist():
+                    step = torch.zeros_like(kept)
+                    step[head, column] = 1e-3
+                    slopes[head, column] = logit(block, hidden, kept + step)
+                    slopes[head, column] -= logit(block, hidden, kept - step)
+            rows.append((slopes / 2e-3).clamp(min=0).mean(0)[image])
+        assert logit(block, hidden, kept) == pytest.approx(float(output.logits[0, place, token.id]))
+    expected = torch.stack(rows).mean(0).reshape(8, 8)
+    assert expected.max() > 0
+    close(token.map, expected, rtol=1e-2, atol=1e-4 * float(expected.max()))
 
 
 def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel) -> None:
@@ -164,6 +225,60 @@ def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel
         assert token.map is not None
         assert token.map.shape == (8, 8)
         assert token.map[2, 5] == pytest.approx(max(fall, 0), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_methods_know_the_blocks_of_every_family(name: str) -> None:
+    model = VisionLanguageModel(*family(name))
+    for method in ("gradcam", "hirescam", "legrad", "attention", "rollout"):
+        found = asked(model, answer="a red cat", method=method, evidence=False)
+        heat = [token.map for token in found.tokens]
+        assert all(one is not None and np.isfinite(one).all() for one in heat)
+        assert any(one is not None and one.any() for one in heat)
+
+
+def test_eagle_is_the_papers_greedy_search(
+    llava: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On nine parts, of which five are found; every third step tries all, the others four."""
+    for name, value in (("EAGLE_CELLS", 3), ("FOUND", 5), ("RANKED", 3), ("SCOPE", 4)):
+        monkeypatch.setattr(f"cam.answers.methods.{name}", value)
+    given: dict[str, Any] = {"answer": "a red cat", "evidence": False}
+    found = asked(llava, method="eagle", word="red cat", **given)
+    assert [token.map is None for token in found.tokens] == [True, False, False]
+
+    def probability(photo: NDArray[np.uint8]) -> float:
+        read = explain_answer(llava, photo, QUESTION, AnswerOptions(method="logits", **given))
+        return (read.tokens[1].probability + read.tokens[2].probability) / 2
+
+    def objective(parts: list[int]) -> float:
+        inside = np.zeros((3, 3, 1), bool)
+        inside.flat[parts] = True
+        inside = inside.repeat(30, 0).repeat(50, 1)
+        plain = blurred(PHOTO)
+        return (
+            1
+            + probability(np.where(inside, PHOTO, plain))
+            - probability(np.where(inside, plain, PHOTO))
+        )
+
+    order: list[int] = []
+    gains, rest, before = [], list(range(9)), objective([])
+    for step in range(5):
+        some = rest if step in (0, 3) else rest[:4]
+        values = {part: objective([*order, part]) for part in some}
+        if step in (0, 3):
+            rest = sorted(rest, key=lambda part: values[part], reverse=True)
+        best = max(values, key=lambda part: values[part])
+        rest.remove(best)
+        order.append(best)
+        gains.append(abs(values[best] - before))
+        before = values[best]
+    expected = np.zeros(9)
+    expected[order] = np.append(np.cumsum(gains[:0:-1])[::-1], 0) / sum(gains[1:])
+    close(found.tokens[1].map, expected.reshape(3, 3), rtol=1e-2, atol=1e-3)
+    assert asked(llava, method="eagle", word="dog", **given).tokens[0].map is None
 
 
 def test_a_given_answer_is_read_as_the_models_own(llava: VisionLanguageModel) -> None:
@@ -195,7 +310,9 @@ def test_evidence_is_the_log_ratio_to_the_blurred_photo(llava: VisionLanguageMod
 
 
 def test_scores_are_areas_under_the_words_probability(llava: VisionLanguageModel) -> None:
-    found = asked(llava, answer="a red cat", method="logits", evidence=False, scored="red cat")
+    found = asked(
+        llava, answer="a red cat", method="logits", evidence=False, word="red cat", evaluate=True
+    )
     word = found.phrase("red cat")
     assert word is not None
     assert word.map is not None
@@ -220,7 +337,8 @@ def test_scores_are_areas_under_the_words_probability(llava: VisionLanguageModel
     plain = blurred(PHOTO)
     assert found.scores.deletion == pytest.approx(area(PHOTO, plain, 0), rel=2e-2)
     assert found.scores.insertion == pytest.approx(area(plain, PHOTO, -1), rel=2e-2)
-    assert asked(llava, answer="a red cat", scored="dog").scores is None
+    assert asked(llava, answer="a red cat", word="dog", evaluate=True).scores is None
+    assert asked(llava, answer="a red cat", word="red").scores is None
 
 
 def test_the_blurred_photo_is_one_colour() -> None:
@@ -323,8 +441,11 @@ def test_a_photo_is_encoded_once(photos: int, runs: list[int]) -> None:
         assert mine.evidence == pytest.approx(theirs.evidence, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["tam", *OWN_PASSES])
-def test_the_model_is_left_as_it_was(llava: VisionLanguageModel, method: Any) -> None:
+@pytest.mark.parametrize("method", ["tam", "eagle", *OWN_PASSES])
+def test_the_model_is_left_as_it_was(
+    llava: VisionLanguageModel, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cam.answers.methods.FOUND", 2)
     module = llava.model
     before = module.config._attn_implementation
 
@@ -333,14 +454,16 @@ def test_the_model_is_left_as_it_was(llava: VisionLanguageModel, method: Any) ->
             len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()
         )
 
-    asked(llava, max_tokens=2, method=method)  # transformers adds hooks of its own, once
+    asked(
+        llava, answer="a cat", method=method, word="cat"
+    )  # transformers adds hooks of its own, once
     hooked = hooks()
-    asked(llava, max_tokens=2, method=method)
+    asked(llava, answer="a cat", method=method, word="cat")
     assert (hooks(), module.config._attn_implementation) == (hooked, before)
     read, module.forward = module.forward, lambda **given: 1 / 0
     try:
         with pytest.raises(ZeroDivisionError):
-            asked(llava, answer="a cat", method=method)
+            asked(llava, answer="a cat", method=method, word="cat")
     finally:
         module.forward = read
     assert (hooks(), module.config._attn_implementation) == (hooked, before)
@@ -370,6 +493,8 @@ def test_questions_that_are_refused(
     ("options", "sentence"),
     [
         ({"method": "scorecam"}, "method is 'scorecam'; it can be tam, logits"),
+        ({"method": "eagle"}, "eagle explains one word or phrase of the answer; word names none"),
+        ({"evaluate": True}, "evaluate scores one word or phrase"),
         ({"max_tokens": 0}, "max_tokens is 0; it can be 1 to 512"),
         ({"alternatives": 21}, "alternatives is 21; it can be 0 to 20"),
         ({"answer": " "}, "the answer is empty"),
@@ -390,6 +515,15 @@ def test_an_answer_that_takes_too_much_memory_is_refused_before(
     found = asked(llava, max_tokens=4)
     # Keys and values of three blocks and two heads of eight numbers, and 32 of the hidden state.
     assert found.memory == (found.prompt_tokens + 4) * (2 * 3 * 2 * 8 * 4 + 32 * 4)
+    tokens = found.prompt_tokens + 4
+    # For gradients from the second block on: 2 blocks with 8 · 32 + 4 · 64 numbers of each token.
+    graded = asked(llava, max_tokens=4, method="gradcam")
+    assert graded.memory == found.memory + 4 * 2 * tokens * (8 * 32 + 4 * 64)
+    # The weights of one block with four heads, three times: scores, their softmax, its gradient.
+    attended = asked(llava, max_tokens=4, method="attention")
+    assert attended.memory == found.memory + 4 * 3 * 4 * tokens**2
+    legrad = asked(llava, max_tokens=4, method="legrad")
+    assert legrad.memory == attended.memory + 4 * tokens * (8 * 32 + 4 * 64)
     monkeypatch.setattr("cam.answers.explain.MAX_BYTES", found.memory - 1)
     with pytest.raises(InvalidOption, match=r"would take [\d,]+ bytes; at most"):
         asked(llava, max_tokens=4)

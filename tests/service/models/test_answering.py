@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from typer.testing import CliRunner
 
-from cam import AnswerOptions, VisionLanguageModel, explain_answer
+from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
 from service.cli.main import cli
 from service.client import Client
 from service.core.errors import ConfigError
@@ -116,6 +116,15 @@ def test_the_map_of_a_word_is_scored(client: TestClient) -> None:
     assert good["scores"]["insertion"] > 0.5 > good["scores"]["deletion"]
 
 
+def test_every_method_is_answered(client: TestClient) -> None:
+    for method in ANSWER_METHODS:
+        query: dict[str, Any] = {"question": QUESTION, "word": "blue", "method": method}
+        (answer,) = post(client, **query).json()["answers"]
+        assert answer["method"] == method
+        assert grid(answer["words"][0]["heatmap"]).max() > 0
+        assert len(answer["warnings"]) == (method in ("attention", "rollout"))
+
+
 def test_the_sheet_of_the_page_is_what_the_service_makes(client: TestClient) -> None:
     made = client.post(
         "/v1/models/shapes:answer",
@@ -175,6 +184,7 @@ def test_http_has_the_librarys_map(client: TestClient) -> None:
         ({"question": "is", "answer": "<eos>"}, 422, "special token"),
         ({"question": QUESTION, "word": "dragon"}, 422, "the answer does not have"),
         ({"question": "is", "evaluate": True}, 422, "evaluate scores the map of one word"),
+        ({"question": "is", "method": "eagle"}, 422, "method 'eagle' explains one word; name it"),
         ({"question": "is", "colormap": "pink"}, 422, "the colormaps are"),
         ({"question": "is", "layer": "a"}, 422, "there is no parameter 'layer'"),
     ],
