@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
@@ -63,6 +64,8 @@ class AnswerOptions:
     one whose map is scored."""
     evaluate: bool = False
     """Whether the map of `word` is scored: `ExplainedAnswer.scores`."""
+    region: NDArray[np.bool_] | None = None
+    """Where the heat of `word` should be, bool (H, W) of the photo's pixels, for its scores."""
 
     def check(self) -> None:
         """Check the values.
@@ -76,6 +79,10 @@ class AnswerOptions:
         if self.word is None and (self.evaluate or self.method == "eagle"):
             what = "evaluate scores" if self.evaluate else "eagle explains"
             raise InvalidOption(f"{what} one word or phrase of the answer; word names none")
+        if self.region is not None and not (self.evaluate and self.region.any()):
+            raise InvalidOption(
+                "region is where the heat of a word should be: it needs evaluate, and a pixel"
+            )
         for name, value, least, most in (
             ("max_tokens", self.max_tokens, 1, MAX_TOKENS),
             ("alternatives", self.alternatives, 0, 20),
@@ -121,6 +128,10 @@ class WordScores:
     insertion: float
     """Area under its probability while the hottest pixels are put into the blurred photo; higher is
     better."""
+    energy: float | None = None
+    """Share of the heat in the region, 0 … 1; None without a region or heat."""
+    pointing: float | None = None
+    """1 if the hottest pixel lies in the region, else 0; None without a region."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,6 +71,10 @@ def answer_in_steps(
         ModelError: if the places of the image tokens cannot be found.
     """
     options.check()
+    if options.region is not None and options.region.shape != photo.shape[:2]:
+        raise InvalidOption(
+            f"the region has {options.region.shape} pixels; the photo has {photo.shape[:2]}"
+        )
     with torch.no_grad():
         asked = model.ask(photo, question)
         given = None if options.answer is None else model.tokens_of(asked, options.answer)
@@ -126,7 +130,7 @@ def answer_in_steps(
         return answer
     word = word_of(tokens, word.start, word.stop)
     ids = [token.id for token in tokens]
-    scores = yield from scores_of(model, asked, ids, word)
+    scores = yield from scores_of(model, asked, ids, word, options.region)
     return replace(answer, scores=scores)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
 from cam.evaluation.scorer import Forwards, Judged, Scorer
 
@@ -18,10 +20,7 @@ def energy(scorer: Scorer, judged: Judged) -> Forwards[Value]:
     yield 0
     region = scorer.options.region
     assert region is not None
-    heat = judged.values.clip(min=0).astype(np.float64)
-    total = float(heat.sum())
-    share = float(region.mean())
-    return (float(heat[region].sum()) / total if total else None), {"region_share": share}
+    return energy_in(judged.values, region), {"region_share": float(region.mean())}
 
 
 def pointing(scorer: Scorer, judged: Judged) -> Forwards[Value]:
@@ -30,8 +29,19 @@ def pointing(scorer: Scorer, judged: Judged) -> Forwards[Value]:
     yield 0
     region = scorer.options.region
     assert region is not None
-    hottest = judged.values == judged.values.max()
-    return float(region[hottest].mean()), {"region_share": float(region.mean())}
+    return pointing_in(judged.values, region), {"region_share": float(region.mean())}
+
+
+def energy_in(values: Float, region: NDArray[np.bool_]) -> float | None:
+    """Return the share of a map's heat (h, w) in a region (h, w): see `energy`."""
+    heat = values.clip(min=0).astype(np.float64)
+    total = float(heat.sum())
+    return float(heat[region].sum()) / total if total else None
+
+
+def pointing_in(values: Float, region: NDArray[np.bool_]) -> float:
+    """Return whether the hottest pixel of a map (h, w) lies in a region (h, w): see `pointing`."""
+    return float(region[values == values.max()].mean())
 
 
 def completeness(scorer: Scorer, judged: Judged) -> Forwards[Value]:

@@ -104,6 +104,7 @@ class AnswerOptions(TypedDict, total=False):
     alternatives: int
     word: str
     evaluate: bool
+    region: RegionObject
     output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
     threshold: float
     colormap: str

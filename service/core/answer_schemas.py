@@ -47,6 +47,12 @@ class WordScores(Open):
         "photo; higher is better.",
         examples=[0.9],
     )
+    energy: float | None = Field(
+        None, description="Share of the heat in `region`, 0 … 1.", examples=[0.8]
+    )
+    pointing: float | None = Field(
+        None, description="1 if the hottest pixel lies in `region`, else 0.", examples=[1.0]
+    )
 
 
 class AnswerWord(Open):

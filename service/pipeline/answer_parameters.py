@@ -8,6 +8,7 @@ from pydantic import FailFast, Field, field_validator
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
 from service.core.choices import AnswerMethodName, AnswerSize, Normalize, Output
+from service.pipeline.evaluate_parameters import RegionObject, parsed
 from service.pipeline.parameters import (
     MAX_INSTANCES,
     Colormap,
@@ -66,6 +67,11 @@ class AnswerParameters(ImageParameters):
             "Whether to score the map of `word` by insertion and deletion, in 20 more passes."
         ),
     )
+    region: RegionObject | None = Field(
+        None,
+        description="Where the heat of `word` should be: `evaluate` then also tells `energy` and "
+        "`pointing`.",
+    )
     output: Output | None = Field(
         None,
         description=(
@@ -113,6 +119,7 @@ class AnswerParameters(ImageParameters):
         )
 
     _colormap_exists = field_validator("colormap")(known_colormap)
+    _parsed = field_validator("region", mode="before")(parsed)
 
 
 class AnswerInstance(PredictInstance):
@@ -121,6 +128,7 @@ class AnswerInstance(PredictInstance):
     question: Question | None = None
     answer: GivenAnswer | None = None
     word: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    region: RegionObject | None = None
 
 
 class AnswerRequest(StrictModel):

@@ -79,10 +79,7 @@ def options_of(
     """
     region = None
     if parameters.region is not None:
-        try:
-            region = _region(parameters.region, photo, seen, max_pixels)
-        except Problem as problem:
-            raise InvalidRegion(problem.detail) from None
+        region = region_on_input(parameters.region, photo, seen, max_pixels=max_pixels)
     return MetricOptions(
         steps=parameters.steps,
         deletion_to=parameters.deletion_to,
@@ -98,14 +95,22 @@ def options_of(
     )
 
 
-def _region(
-    region: RegionObject, photo: Image.Image, seen: ModelInput, max_pixels: int
+def region_on_input(
+    region: RegionObject, photo: Image.Image, seen: ModelInput, *, max_pixels: int
 ) -> NDArray[np.bool_]:
-    if region.mask is not None:
-        white = picture_of(region.mask.b64, "region's mask", max_pixels=max_pixels)
-        return mask_on_input(white, photo, seen)
-    assert region.box is not None
-    inside = pixels_in(box_on_input(region.box, photo, seen), *seen.pixels.shape[:2])
+    """Return the pixels of the model's input that lie in a region of the photo, bool (H, W).
+
+    Raises:
+        InvalidRegion: if the region is not on the photo, or the model sees nothing of it.
+    """
+    try:
+        if region.mask is not None:
+            white = picture_of(region.mask.b64, "region's mask", max_pixels=max_pixels)
+            return mask_on_input(white, photo, seen)
+        assert region.box is not None
+        inside = pixels_in(box_on_input(region.box, photo, seen), *seen.pixels.shape[:2])
+    except Problem as problem:
+        raise InvalidRegion(problem.detail) from None
     if not inside.any():
         raise InvalidRegion("the box has no pixel that the model sees")
     return inside

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from cam import (
@@ -29,6 +30,7 @@ from cam import (
     SimilarityTarget,
     Target,
 )
+from cam.drawing.heatmap import Box
 from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
@@ -61,6 +63,7 @@ from service.pipeline.evaluation import (
     describe_scores,
     map_on_input,
     options_of,
+    region_on_input,
     require_suited,
 )
 from service.pipeline.images import EncodedPhoto, picture_of
@@ -386,17 +389,26 @@ class Pipeline:
                 what = "scores the map of" if name == "evaluate" else "'eagle' explains"
                 problem = InvalidParameter(f"{name} {what} one word; name it by word")
                 raise problem.at(instance.origins.get(name, f"/parameters/{name}"))
+        if asked.region and not asked.evaluate:
+            problem = InvalidParameter("region is for the scores of a word; set evaluate, too")
+            raise problem.at(instance.origins.get("region", "/parameters/region"))
         async with self._opened(replicas.model, instance, timings) as (encoded, pool):
 
-            def work() -> tuple[tuple[int, int], Picture]:
+            def work() -> tuple[tuple[int, int], Picture, NDArray[np.bool_] | None]:
                 with timings.phase("decode", self._metrics):
                     photo = encoded.decode()
+                    small = photo.copy() if asked.region else photo
                     size = photo.size
-                    photo.thumbnail((ANSWERED_SIDE, ANSWERED_SIDE), Image.Resampling.LANCZOS)
-                    return size, np.asarray(photo)
+                    small.thumbnail((ANSWERED_SIDE, ANSWERED_SIDE), Image.Resampling.LANCZOS)
+                    pixels = np.asarray(small)
+                    if asked.region is None:
+                        return size, pixels, None
+                    seen = ModelInput.of(pixels, Box(0, 0, *size))
+                    region = region_on_input(asked.region, photo, seen, max_pixels=self._max_pixels)
+                    return size, pixels, region
 
             try:
-                size, pixels = await pool.run(work)
+                size, pixels, region = await pool.run(work)
             except Problem as problem:
                 raise problem.at(instance.pointer) from None
         # What follows takes seconds, and holds the small photo alone.
@@ -408,6 +420,7 @@ class Pipeline:
             alternatives=asked.alternatives,
             word=asked.word,
             evaluate=asked.evaluate,
+            region=region,
         )
         question = AnswerQuestion(pixels, asked.question, options, until)
         outcome = await replicas.ask(question, progress=progress)

@@ -25,7 +25,7 @@ OWN = ("target", "method", "layer")
 def own_of(schema: type[ImageParameters]) -> tuple[str, ...]:
     """Return the names of the parameters that a single instance may set."""
     if issubclass(schema, AnswerParameters):
-        return ("question", "answer", "word")
+        return ("question", "answer", "word", "region")
     return (*OWN, "region", "map") if issubclass(schema, EvaluateParameters) else OWN
 
 

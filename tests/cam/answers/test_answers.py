@@ -337,6 +337,16 @@ def test_scores_are_areas_under_the_words_probability(llava: VisionLanguageModel
     plain = blurred(PHOTO)
     assert found.scores.deletion == pytest.approx(area(PHOTO, plain, 0), rel=2e-2)
     assert found.scores.insertion == pytest.approx(area(plain, PHOTO, -1), rel=2e-2)
+    assert (found.scores.energy, found.scores.pointing) == (None, None)
+    left = np.arange(150) < 70
+    region = np.broadcast_to(left, (90, 150))
+    found = asked(
+        llava, answer="a red cat", method="logits", word="red cat", evaluate=True, region=region
+    )
+    share = heat.reshape(90, 150)[:, :70].sum() / heat.sum()
+    assert found.scores is not None
+    assert found.scores.energy == pytest.approx(share, rel=1e-4)
+    assert found.scores.pointing == float(heat.argmax() % 150 < 70)
     assert asked(llava, answer="a red cat", word="dog", evaluate=True).scores is None
     assert asked(llava, answer="a red cat", word="red").scores is None
 
@@ -495,6 +505,15 @@ def test_questions_that_are_refused(
         ({"method": "scorecam"}, "method is 'scorecam'; it can be tam, logits"),
         ({"method": "eagle"}, "eagle explains one word or phrase of the answer; word names none"),
         ({"evaluate": True}, "evaluate scores one word or phrase"),
+        ({"region": np.ones((90, 150), bool)}, "it needs evaluate, and a pixel"),
+        (
+            {"word": "a", "evaluate": True, "region": np.zeros((90, 150), bool)},
+            "it needs evaluate, and a pixel",
+        ),
+        (
+            {"word": "a", "evaluate": True, "region": np.ones((9, 9), bool)},
+            r"the region has \(9, 9\) pixels; the photo has \(90, 150\)",
+        ),
         ({"max_tokens": 0}, "max_tokens is 0; it can be 1 to 512"),
         ({"alternatives": 21}, "alternatives is 21; it can be 0 to 20"),
         ({"answer": " "}, "the answer is empty"),

@@ -114,6 +114,25 @@ def test_the_map_of_a_word_is_scored(client: TestClient) -> None:
     query: dict[str, Any] = {"question": QUESTION, "word": "blue", "evaluate": True}
     (good,) = post(client, **query).json()["answers"][0]["words"]
     assert good["scores"]["insertion"] > 0.5 > good["scores"]["deletion"]
+    assert "pointing" not in good["scores"]
+    rows, columns = np.nonzero(SCENE.things[1].mask(192))
+    blue = [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
+    around = [blue[0] - 15, blue[1] - 15, blue[2] + 15, blue[3] + 15]
+    white = encoded(Image.fromarray(np.uint8(255 * SCENE.things[0].mask(192))))
+    for region, hit in (
+        ({"box": around}, 1),
+        ({"mask": {"b64": base64.b64encode(white).decode()}}, 0),  # the red circle
+    ):
+        instance = {"image": {"b64": base64.b64encode(PICTURE).decode()}, "region": region}
+        body = {"instances": [instance], "parameters": query}
+        told = client.post("/v1/models/shapes:answer", json=body).json()
+        (word,) = told["answers"][0]["words"]
+        assert word["scores"]["pointing"] == hit
+        assert (word["scores"]["energy"] > 0.5) is bool(hit)
+    (word,) = post(client, **query, region=json.dumps({"box": around})).json()["answers"][0][
+        "words"
+    ]
+    assert word["scores"]["pointing"] == 1
 
 
 def test_every_method_is_answered(client: TestClient) -> None:
@@ -185,6 +204,16 @@ def test_http_has_the_librarys_map(client: TestClient) -> None:
         ({"question": QUESTION, "word": "dragon"}, 422, "the answer does not have"),
         ({"question": "is", "evaluate": True}, 422, "evaluate scores the map of one word"),
         ({"question": "is", "method": "eagle"}, 422, "method 'eagle' explains one word; name it"),
+        (
+            {"question": "is", "region": '{"box": [0, 0, 9, 9]}'},
+            422,
+            "region is for the scores of a word",
+        ),
+        (
+            {"question": "is", "word": "a", "evaluate": True, "region": '{"box": [0, 0, 9, 999]}'},
+            422,
+            "the box (0, 0, 9, 999) reaches outside the photo, which has 192 × 192 pixels",
+        ),
         ({"question": "is", "colormap": "pink"}, 422, "the colormaps are"),
         ({"question": "is", "layer": "a"}, 422, "there is no parameter 'layer'"),
     ],

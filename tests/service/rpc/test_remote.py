@@ -78,6 +78,9 @@ async def test_other_work_goes_there_with_all_that_it_has(
     fake, remote = pair
     candidate = Candidate(np.eye(2, dtype=np.float32), 1, 0, Completeness(1.5, 2.0))
     options = MetricOptions(steps="fine", region=np.eye(8, dtype=bool), baselines=("edges",))
+    told = AnswerOptions(
+        "a cat", 3, "gradcam", False, word="cat", evaluate=True, region=np.eye(8, dtype=bool)
+    )
     asked: list[Work[Any]] = [
         Evaluate(SEEN.pixels, QUESTION, [candidate], ["deletion"], options),
         Randomise(SEEN.pixels, (QUESTION,), stages=3, seed=7),
@@ -85,7 +88,7 @@ async def test_other_work_goes_there_with_all_that_it_has(
         Factorise(SEEN.pixels, "a", 2),
         Embed(SEEN.pixels, "a"),
         ReadText("a cat", "a dog", True),
-        AnswerQuestion(SEEN.pixels, "what?", AnswerOptions("a cat", 3, "gradcam", False), 7.5),
+        AnswerQuestion(SEEN.pixels, "what?", told, 7.5),
         CompareDrift(),
     ]
     assert {Explain, *map(type, asked)} == set(Work.__subclasses__())
