@@ -38,6 +38,10 @@ ANSWER_METHODS: Final[dict[AnswerMethod, str]] = {
     "eagle": "the parts of the photo that are enough to say one `word`, and without which it fails",
 }
 """Method → what its maps are, in one line."""
+BLIND: Final = ("attention", "rollout")
+"""Methods whose maps depend on the place in the answer, and not on the word that is said there."""
+PASSES: Final = {"occlusion": 65, "eagle": 470}
+"""Method → its passes of an answer, or of a word, if there are several."""
 MAX_TOKENS: Final = 512
 """Largest number of tokens of an answer."""
 FROM_LANGUAGE = 0.3

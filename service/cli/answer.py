@@ -56,7 +56,7 @@ async def _answer(
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
                 result = await session.pipeline.answer(session.replicas, instance, Timings())
                 said = result.as_json()
-                file = output / f"{names.of(photo)}.{parameters.method}.png"
+                file = output / f"{names.of(photo)}.{said.method}.png"
                 write_file(file, result.as_picture("image/png"))
             except Problem as problem:
                 failures += 1

@@ -320,12 +320,26 @@ def audit(
             help="Time limit, such as 90s, 10m or 1h; fewer photos are measured if necessary."
         ),
     ] = None,
+    question: Annotated[
+        str | None,
+        typer.Option(
+            help="A question to a vision-language model about each photo: which method explains "
+            "the words of its answers? Of the other options, --method, --model and --most count."
+        ),
+    ] = None,
     models: Models = None,
 ) -> None:
     """Measure which methods and layers explain a model: writes a report, a recommendation, and the
     numbers of each photo."""
     former = {*threading.enumerate()}
     settings = read_settings(os.environ, models=models)
+    if question is not None:
+        from service.batch.answer_audit import audit_answers
+        from service.batch.command import Run
+        from service.batch.configuration import RunConfiguration
+
+        run = Run(photos, settings, RunConfiguration({}, output, "none", "audit"), model)
+        _end(audit_answers(run, question, method or (), most=most), former)
     given: dict[str, Any] = {"fit": fit}
     for name, values in (("method", method), ("layer", layer), ("evaluate", evaluate)):
         if values:

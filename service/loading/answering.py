@@ -26,7 +26,7 @@ It is for trying and testing."""
 PHOTOS: Final = 4
 """Number of photos whose encodings are kept for further questions."""
 FOLDER: Final = Path(__file__).parent / "shapes"
-KEYS: Final = {"name", "source", "weights", "seed", "device", "dtype", "runtime"}
+KEYS: Final = {"name", "source", "weights", "seed", "device", "dtype", "runtime", "audit"}
 """Keys of an entry that mean something for a model that answers questions."""
 
 

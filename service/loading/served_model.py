@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,6 +18,7 @@ from torch import nn
 from torchvision.models import ResNet18_Weights
 
 from cam import (
+    ANSWER_METHODS,
     METHODS,
     CamError,
     Layer,
@@ -205,6 +206,8 @@ def _answering(entry: ModelEntry) -> ServedModel:
     model = answering(entry, device, dtype)
     size, reading = OWN_PROCESSOR, Reading(None, "none")
     why = "the model answers questions: ask it by :answer, whose maps are those of words"
+    fingerprint = fingerprint_of(entry, model.model, size, "", Labels.of(()), reading)
+    audited = _audited(entry, fingerprint, (), ANSWER_METHODS)
     return ServedModel(
         name=entry.name,
         source=entry.source,
@@ -234,7 +237,8 @@ def _answering(entry: ModelEntry) -> ServedModel:
         paths=(),
         exact=True,
         kept=OFF.of(""),
-        fingerprint=fingerprint_of(entry, model.model, size, "", Labels.of(()), reading),
+        fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
+        audited=audited,
         answering=model,
     )
 
@@ -491,14 +495,19 @@ def _check_methods(entry: ModelEntry) -> None:
             )
 
 
-def _audited(entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...]) -> Audited | None:
+def _audited(
+    entry: ModelEntry,
+    fingerprint: str,
+    layers: tuple[Layer, ...],
+    methods: Collection[str] = METHODS,
+) -> Audited | None:
     if entry.audit is None:
         return None
     try:
-        audited = read_audited(entry.path(entry.audit), fingerprint)
+        audited = read_audited(entry.path(entry.audit), fingerprint, methods)
     except ValueError as error:
         raise entry.mistake("audit", str(error)) from None
-    if METHODS[audited.method].at == "layer":
+    if methods is METHODS and METHODS[audited.method].at == "layer":
         for name in audited.layer.split(" + "):
             _usable(entry, "audit", name, layers)
     return audited

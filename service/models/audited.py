@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,11 +45,12 @@ class Audited:
         return round(100 * (below + above) / 2 / len(known))
 
 
-def read_audited(file: Path, fingerprint: str) -> Audited:
+def read_audited(file: Path, fingerprint: str, methods: Collection[str] = METHODS) -> Audited:
     """Read the results of an audit from its `audit.json`.
 
     Args:
         fingerprint: fingerprint of the model that is served.
+        methods: names of the methods that the model may have.
 
     Raises:
         ValueError: if the file cannot be read, or is about another model; the message says why.
@@ -90,7 +91,7 @@ def read_audited(file: Path, fingerprint: str) -> Audited:
     if method is None:
         reason = f": {why_none!s:.200}" if why_none else ""
         raise ValueError(f"{file} recommends no method{reason}; leave the key out")
-    if method not in METHODS:
+    if method not in methods:
         raise ValueError(f"{file} recommends {method!r:.60}; there is no such method")
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     return Audited(method, layer, digest, conventions, quantiles, fit)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import FailFast, Field, field_validator
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
-from service.core.choices import AnswerMethodName, AnswerSize, Normalize, Output
+from service.core.choices import AnswerSize, Normalize, Output, WantedAnswerMethod
 from service.pipeline.evaluate_parameters import RegionObject, parsed
 from service.pipeline.parameters import (
     MAX_INSTANCES,
@@ -39,10 +39,11 @@ class AnswerParameters(ImageParameters):
     max_tokens: int = Field(
         64, ge=1, le=MAX_TOKENS, description="Most tokens of the model's own answer."
     )
-    method: AnswerMethodName = Field(
+    method: WantedAnswerMethod = Field(
         "tam",
         description="The method of the maps. "
-        + " ".join(f"`{name}`: {says}." for name, says in ANSWER_METHODS.items()),
+        + " ".join(f"`{name}`: {says}." for name, says in ANSWER_METHODS.items())
+        + " `auto`: the one that an audit of the model recommends.",
     )
     evidence: bool = Field(
         True,

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from cam import ExplainedAnswer, Explanation, TextTarget
-from cam.answers.answer import AnswerProgress, AnswerToken, AnswerWord
+from cam.answers.answer import BLIND, AnswerProgress, AnswerToken, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
 from cam.drawing.words import WordPicture, word_sheet
@@ -206,7 +206,7 @@ def _warnings(answer: ExplainedAnswer) -> list[str]:
             f"the answer was cut off after {len(answer.tokens)} tokens; a larger max_tokens, or a "
             "longer time, allows more"
         )
-    if answer.method in ("attention", "rollout"):
+    if answer.method in BLIND:
         warnings.append(f"{answer.method} does not depend on the word that is said: a baseline")
     empty = [word.text for word in answer.words if word.map is not None and not word.map.any()]
     if empty:

@@ -86,6 +86,7 @@ from service.pipeline.resolve import (
     asked_model,
     cheapest,
     layers_of,
+    method_of,
     placed,
     questions_of,
     target_of,
@@ -384,7 +385,8 @@ class Pipeline:
                 "question is empty; ask one, as in 'what is in the picture?'"
             )
             raise problem.at(instance.origins.get("question", "/parameters/question"))
-        for name, one_word in (("evaluate", asked.evaluate), ("method", asked.method == "eagle")):
+        method = method_of(replicas.model, asked)
+        for name, one_word in (("evaluate", asked.evaluate), ("method", method == "eagle")):
             if one_word and asked.word is None:
                 what = "scores the map of" if name == "evaluate" else "'eagle' explains"
                 problem = InvalidParameter(f"{name} {what} one word; name it by word")
@@ -415,7 +417,7 @@ class Pipeline:
         options = AnswerOptions(
             answer=asked.answer,
             max_tokens=asked.max_tokens,
-            method=asked.method,
+            method=method,
             evidence=asked.evidence,
             alternatives=asked.alternatives,
             word=asked.word,

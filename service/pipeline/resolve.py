@@ -9,10 +9,12 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import cast
 
 from PIL import Image
 
 from cam import METHODS, ClassTarget, Question, Target, UnitTarget
+from cam.answers.answer import AnswerMethod
 from cam.errors import MethodUnsuited
 from service.backend.work import ReadText
 from service.core.errors import (
@@ -26,6 +28,7 @@ from service.core.errors import (
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
+from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.coordinates import box_on_input, mask_on_input
 from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
@@ -108,14 +111,30 @@ def methods_of(model: ModelInfo, parameters: Parameters) -> list[str]:
     """
     if AUDITED not in parameters.methods:
         return parameters.methods
+    recommended = _recommended(model)
+    names = [recommended if name == AUDITED else name for name in parameters.methods]
+    return list(dict.fromkeys(names))
+
+
+def method_of(model: ModelInfo, parameters: AnswerParameters) -> AnswerMethod:
+    """Return the method of an answer's maps: that of the parameters, or the one that the model's
+    audit recommends in place of `auto`.
+
+    Raises:
+        UnsuitedMethod: if it is `auto`, and the model has no audit.
+    """
+    if parameters.method == "auto":
+        return cast(AnswerMethod, _recommended(model))
+    return parameters.method
+
+
+def _recommended(model: ModelInfo) -> str:
     if model.audited is None:
         raise UnsuitedMethod(
             f"model {model.name!r} has no audit, so method 'auto' means none; name a method, or "
             "let `gradcam audit` find one and name its audit.json in the model's entry"
         )
-    recommended = model.audited.method
-    names = [recommended if name == AUDITED else name for name in parameters.methods]
-    return list(dict.fromkeys(names))
+    return model.audited.method
 
 
 def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:

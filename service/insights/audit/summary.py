@@ -63,7 +63,7 @@ def summarise(
     ordered = sorted(records, key=lambda record: record.index)
     options = MetricOptions()
     known = dict.fromkeys(name for record in ordered for name in record.arms)
-    arms = [_summarised(Arm.of(name), ordered, metrics) for name in known]
+    arms = [summarised(Arm.of(name), ordered, metrics) for name in known]
     showing = [name_of(arm) for arm in arms if arm.shows_the_model is not False and arm.photos]
     able = [
         name
@@ -119,7 +119,8 @@ def _made_with(records: Sequence[PhotoRecord]) -> dict[str, str]:
     }
 
 
-def _summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]) -> ArmSummary:
+def summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str]) -> ArmSummary:
+    """Return what was measured of a method at a layer, over all photos."""
     mine = [record.arms[arm.name] for record in records if arm.name in record.arms]
     with_map = [record for record in mine if record.map is not None]
     # Without a map of the model itself there is nothing to compare.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from io import BytesIO
@@ -27,7 +29,7 @@ from service.loading.answering import SHAPES
 from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from tests.answering import family
-from tests.scenes import Scene, Thing
+from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app
 from tests.service.live import ROOT, serving
 from tests.service.test_readme import alike
@@ -309,6 +311,60 @@ def test_the_command_writes_a_sheet(tmp_path: Path) -> None:
     failed = CliRunner().invoke(cli, [*command, "--word", "dragon"])
     assert failed.exit_code == 1
     assert "dragon" in failed.output
+
+
+def audited(folder: Path, *options: str, photos: int = 20) -> Any:
+    (folder / "photos").mkdir()
+    rng = np.random.default_rng(5)
+    for number in range(photos):
+        drawn = Image.fromarray(make_scene(rng).draw(96))
+        (folder / "photos" / f"{number}.png").write_bytes(encoded(drawn))
+    (folder / "models.toml").write_text(f'[[models]]\nname = "s"\nsource = "{SHAPES}"\n')
+    files = ["--models", str(folder / "models.toml"), "--output", str(folder / "out")]
+    gradcam = Path(sys.executable).with_name("gradcam")
+    command = [gradcam, "audit", folder / "photos", "--question", QUESTION, *files, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_an_audit_finds_the_method_that_auto_means(tmp_path: Path) -> None:
+    done = audited(tmp_path, "--method", "gradcam", "--method", "logits", "--method", "attention")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "Recommended: logits: it is better than gradcam on the mean of 20 photos." in said
+    found = json.loads((tmp_path / "out" / "audit.json").read_text())
+    insertion = {arm["method"]: arm["scores"]["insertion"]["mean"] for arm in found["arms"]}
+    assert insertion["logits"] > insertion["gradcam"]
+    assert found["arms"][2]["points"] is None  # attention knows no word
+    file = tmp_path / "models.toml"
+    file.write_text(file.read_text() + 'audit = "out/audit.json"\n')
+    with serving(GRADCAM_MODELS=str(file)) as (_, http):
+        (answer,) = post(http, "s", question=QUESTION, method="auto").json()["answers"]
+        assert answer["method"] == "logits"
+        told = http.get("/v1/models/s").json()
+        assert told["audited"]["method"] == "logits"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--method", "scorecam"], "'scorecam'"),
+        (["--method", "auto"], "'auto' is what an audit finds"),
+        (["--most", "3"], "--most is 3; an audit needs 20 photos or more"),
+        (["--model", "other"], "other"),
+    ],
+)
+def test_audits_that_are_refused(tmp_path: Path, options: list[str], sentence: str) -> None:
+    done = audited(tmp_path, *options, photos=1)
+    assert done.returncode > 0
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_auto_needs_an_audit(client: TestClient) -> None:
+    refused = post(client, question="is", method="auto")
+    assert refused.status_code == 422
+    assert "has no audit, so method 'auto' means none" in refused.json()["detail"]
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ def test_an_audit_names_the_method_and_the_layer(tmp_path: Path) -> None:
         ({**GOOD, "quantiles": {"deletion": [10**400]}}, "audit.json is not the audit.json of"),
         ({**GOOD, "made_with": []}, "is not the audit.json of an audit"),
         ({**GOOD, "recommendation": {"method": "x", "layer": ""}}, "recommends 'x'"),
+        ({**GOOD, "recommendation": {"method": "tam", "layer": "input"}}, "recommends 'tam'"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, document: object, sentence: str) -> None:
