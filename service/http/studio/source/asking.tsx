@@ -105,9 +105,12 @@ export function Asking() {
           {methods.map((name) => <option key={name} value={name} title={words.answerMethods[name]}>{name}</option>)}
         </select>
       </div>
-      <p class="soft" id="word-method-summary">{words.answerMethods[method as Method]}</p>
+      <p class="soft" id="word-method-summary">{words.answerMethods[method as Method]}.</p>
       <p class="row"><button type="submit" id="ask">{words.ask}</button>
-        <button type="button" id="stop" disabled={!busy.value || !photo.value} onClick={stop}>{words.stop}</button>
+        <button type="button" id="stop" disabled={!busy.value || !photo.value} onClick={() => {
+          stop();
+          document.getElementById("question")?.focus();
+        }}>{words.stop}</button>
         {busy.value && photo.value && <span class="soft">{words.answering}</span>}
         {!photo.value && <span class="soft">{words.askNeedsPhoto}</span>}</p>
     </form>

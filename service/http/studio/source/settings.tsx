@@ -56,7 +56,7 @@ export function Settings() {
           <option key={value} value={value}>{text}</option>)}
       </select></>}
     </div>
-    {chosen && <p class="soft">{chosen.summary}; {chosen.cost}.</p>}
+    {chosen && !answers.value && <p class="soft">{chosen.summary}; {chosen.cost}.</p>}
   </section>;
 }
 

@@ -28,7 +28,7 @@ export interface Query { question?: string; answer?: string; method: string }
 export interface Answered { answer: api.Answer; wall: number; cached: boolean; path: string }
 
 const CLASSES = "10";
-const REMEMBERED = 300;
+const REMEMBERED = 300, ANSWERS_REMEMBERED = 30;
 const start = new URLSearchParams(location.hash.slice(1));
 const whole = (name: string) => (start.has(name) ? Number(start.get(name)) : undefined);
 
@@ -76,7 +76,7 @@ export const answers = computed(() => model.value?.kind === "answers");
 export const methodNamed = (name: string) => model.value?.methods.find((each) => each.name === name);
 export const method = computed(() => methodNamed(choice.value.method) ?? null);
 /** Whether the map of a method is scaled by its 99th percentile. */
-export const isBright = (method: string) => look.value.bright ?? methodNamed(method)?.at === "input";
+export const isBright = (method: string) => look.value.bright ?? (!answers.value && methodNamed(method)?.at === "input");
 /** The layers with maps, in the order in which they run. */
 export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
 
@@ -169,7 +169,7 @@ async function answered(asked: Query, of: Photo, signal: AbortSignal, report: (s
     if (!signal.aborted) said.value += text;
   }), wall: performance.now() - started, cached: false, path };
   answeredBefore.set(key, made);
-  if (answeredBefore.size > REMEMBERED) answeredBefore.delete(answeredBefore.keys().next().value!);
+  if (answeredBefore.size > ANSWERS_REMEMBERED) answeredBefore.delete(answeredBefore.keys().next().value!);
   return made;
 }
 
