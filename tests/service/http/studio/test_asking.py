@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any, Literal
 
 import httpx2
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from cam.answers.answer import ANSWER_METHODS
+from tests.service.conftest import encoded
 from tests.service.http.studio.browsing import (
     READY,
     browses,
@@ -208,6 +211,21 @@ def test_tokens_appear_as_they_are_said_until_one_stops(asking: Page) -> None:
     expect(asking.locator("#words")).to_have_count(0)
     asking.locator("#ask").click()
     expect(asking.locator("#words")).to_be_visible()
+
+
+def test_another_photo_ends_the_answer_and_is_asked_the_same(asking: Page) -> None:
+    asking.evaluate(SLOW_LINES)
+    asking.locator("#question").fill(QUESTION)
+    asking.keyboard.press("Enter")
+    expect(asking.locator("#answer")).to_have_text(re.compile("^a red"))
+    with Image.open(BytesIO(PHOTO)) as photo:
+        mirrored = encoded(photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    take(asking, mirrored, name="mirrored")
+    expect(asking.locator("#words")).to_be_visible()
+    assert asking.evaluate("window.aborted")
+    expect(asking.locator("#answer")).to_have_text(
+        re.compile("^a blue square left of a red circle")
+    )
 
 
 def test_what_was_not_answered_is_said_as_the_service_says_it(asking: Page) -> None:
