@@ -10,7 +10,7 @@ export interface Method {
   available: boolean; reason?: string;
 }
 export interface Model {
-  name: string; device: string; dtype: string; kind: "classes" | "segments" | "detections" | "value";
+  name: string; device: string; dtype: string; kind: "classes" | "segments" | "detections" | "value" | "answers";
   classes: number; labels: string[]; default_layer: string | null; methods: Method[];
   input: { width: number; height: number; mean?: number[]; value_range: "0-1" | "0-255" };
   audited?: { method: string; layer: string };
@@ -24,7 +24,16 @@ export interface Explanation {
 }
 export interface Prediction { classes?: LabelledClass[]; segments?: (LabelledClass & { share: number })[];
   detections?: Detection[]; values?: LabelledClass[] }
-export interface Answer { predictions: [Prediction]; explanations: Explanation[] }
+export interface ExplainResponse { predictions: [Prediction]; explanations: Explanation[] }
+export interface Alternative { text: string; probability: number }
+export interface AnswerToken extends Alternative { alternatives: Alternative[]; evidence?: number }
+export interface AnswerWord {
+  text: string; first_token: number; tokens: number; probability: number; evidence?: number;
+  from_language?: boolean; heatmap: Explanation["heatmap"];
+}
+export interface Answer {
+  text: string; method: string; words: AnswerWord[]; tokens: AnswerToken[]; warnings: string[];
+}
 
 /** A problem that the service answered, or status 0 if it did not answer. */
 export class Refused extends Error {
@@ -115,9 +124,9 @@ function askOf(photo: Blob, path: string, accept: string, signal?: AbortSignal):
 }
 
 export async function explain(path: string, photo: Blob, signal: AbortSignal):
-    Promise<{ answer: Answer; phases: string }> {
+    Promise<{ answer: ExplainResponse; phases: string }> {
   const response = await askOf(photo, path, "application/json", signal);
-  const answer = (await response.json()) as Answer;
+  const answer = (await response.json()) as ExplainResponse;
   const timings = response.headers.get("Server-Timing") ?? "";
   const phases = [...timings.matchAll(/([^,;\s]+);dur=([\d.]+)/g)]
     .map(([, phase, time]) => `${phase!.replaceAll("_", " ")} ${Number(time).toFixed(0)}`).join(", ");
@@ -155,11 +164,12 @@ export interface Drift {
   made: string | null; photos: number; recorded: number; moved: boolean | null; missing: string | null;
   shifts: { label: string | null; statistic: string; psi: number; before: Quartiles; after: Quartiles; sentence: string }[];
 }
-type Line = { progress?: Step; problem?: Problem; error?: string };
+type Line = { progress?: Step; token?: AnswerToken; problem?: Problem; error?: string };
 
-/** What the last line of an answer in lines is; the lines before it tell the progress. */
+/** What the last line of an answer in lines is; the lines before it tell the progress, and the tokens of
+ * an answer to a question. */
 export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
-    progress: (step: Step) => void): Promise<T> {
+    progress: (step: Step) => void, say?: (token: AnswerToken) => void): Promise<T> {
   const response = await askOf(photo, path, "application/x-ndjson", signal);
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", last: (T & Line) | undefined;
@@ -171,6 +181,7 @@ export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
       const line = JSON.parse(part) as T & Line;
       if (line.problem) throw new Refused(line.problem.status, line.problem.detail);
       if (line.progress) progress(line.progress);
+      else if (line.token) say?.(line.token);
       else last = line;
     }
     if (done) break;

@@ -2,6 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import { Asking, stepAnswerMethod } from "./asking";
 import { Classes } from "./classes";
 import { Beside } from "./beside";
 import { Inside } from "./inside";
@@ -13,7 +14,7 @@ import { TakeAlong } from "./takealong";
 import { Tour, go } from "./tour";
 import { Work } from "./work";
 import type { View } from "./colours";
-import { NOTHING, add, asksForKey, busy, choice, choose, current, look, method, model, note, photo, problem,
+import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, look, method, model, note, photo, problem,
   remove, room, select, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
 
@@ -67,21 +68,22 @@ function Strip() {
 }
 
 function Warnings() {
-  const made = shown.value;
-  if (!made) return null;
+  // An answer without a word has no map, and may have warnings.
+  const made = shown.value, of = made?.explanation ?? answer.value?.answer, time = made ?? answer.value;
+  if (!of || !time) return null;
   const blind = { none: words.classBlind, weak: words.weak, full: "" }[
     method.value?.class_dependence ?? "full"];
-  const all = [...(blind && !made.explanation.warnings.some((each) => each.includes("class")) ? [blind] : []),
-    ...made.explanation.warnings];
-  const { passes, layer, layer_reason: reason } = made.explanation;
+  const all = [...(blind && !answers.value && !of.warnings.some((each) => each.includes("class")) ? [blind] : []),
+    ...of.warnings];
+  const { passes, layer, layer_reason: reason } = made?.explanation ?? {};
   return <section class="card" aria-labelledby="warnings-heading">
     <h2 id="warnings-heading">{words.warnings}</h2>
     {all.length ? <ul class="warnings">{all.map((each) => <li key={each}>{each}</li>)}</ul>
       : <p class="soft">{words.none}</p>}
     <p class="soft" id="time" role="status">
-      {made.explanation.method} at {layer}{reason && ` (${reason})`}.{" "}
+      {of.method}{layer && ` at ${layer}`}{reason && ` (${reason})`}.{" "}
       {passes && `${words.passes(passes.made, passes.of)}. `}
-      {made.cached ? words.cached : words.milliseconds(made.wall, made.phases)}
+      {time.cached ? words.cached : words.milliseconds(time.wall, made?.phases ?? "")}
     </p>
   </section>;
 }
@@ -118,6 +120,7 @@ function press(event: KeyboardEvent, help: { value: boolean }): void {
     "?": () => { help.value = true; },
     ArrowLeft: () => stepLayer(-1), ArrowRight: () => stepLayer(1),
     m: () => {
+      if (answers.value) return stepAnswerMethod();
       const next = methods[(methods.findIndex(({ name }) => name === choice.value.method) + 1) % methods.length];
       if (next) setMethod(next.name);
     },
@@ -126,7 +129,7 @@ function press(event: KeyboardEvent, help: { value: boolean }): void {
     "]": () => show({ opacity: Math.min(look.value.opacity + 0.1, 1) }),
     n: () => step(1), p: () => step(-1),
     c: () => void compare(),
-    "/": () => document.getElementById("search")?.focus(),
+    "/": () => document.querySelector<HTMLElement>("#search, #question")?.focus(),
   };
   const prediction = shown.value?.prediction;
   const classes = prediction?.classes ?? prediction?.values ?? prediction?.segments ?? [];
@@ -158,17 +161,17 @@ export function App() {
     for (const [name, listener] of all) addEventListener(name, listener);
     return () => { for (const [name, listener] of all) removeEventListener(name, listener); };
   }, []);
-  const now = model.value;
+  const now = model.value, asks = answers.value;
   return <>
     <header>
       <h1>{words.title}</h1>
       <nav>
         {(["look", "work"] as const).map((name) => <button key={name} type="button" class="quiet"
           aria-pressed={room.value === name} onClick={() => { room.value = name; }}>{words.rooms[name]}</button>)}{" "}
-        <button type="button" class="quiet" id="tour" onClick={() => {
+        {!asks && <button type="button" class="quiet" id="tour" onClick={() => {
           room.value = "look";
           void (photo.value ? Promise.resolve() : sample("cat")).then(() => go(1));
-        }}>{words.tour}</button>{" "}
+        }}>{words.tour}</button>}{" "}
         <a href="docs">{words.api}</a>{" "}
         <button type="button" class="quiet" onClick={() => { help.value = true; }}>{words.help}</button></nav>
     </header>
@@ -177,23 +180,21 @@ export function App() {
     <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
     {room.value === "work" ? <Work /> : <main class={over.value ? "over" : ""}>
       <div class="left">
-        <Tour />
+        {!asks && <Tour />}
         {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>
           : <div class="card"><Invitation /></div>}
-        <Beside />
-        <Comparison />
-        <Inside />
+        {!asks && <><Beside /><Comparison /><Inside /></>}
       </div>
       <div class="right" aria-busy={busy.value}>
-        {photo.value && <Classes />}
+        {asks ? <Asking /> : photo.value && <Classes />}
         <Warnings />
-        <Judgement />
+        {!asks && <Judgement />}
         <Settings />
         <TakeAlong />
       </div>
     </main>}
     <footer class="soft" id="runs">{now &&
-      words.runs(now.name, now.device, now.dtype, now.input.width, now.input.height)}</footer>
+      words.runs(now.name, now.device, now.dtype, asks ? undefined : now.input)}</footer>
     <Help open={help} />
   </>;
 }

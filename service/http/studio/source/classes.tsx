@@ -63,7 +63,7 @@ export function Classes() {
     : [];
   const { minus, against, signed, target, unit } = choice.value;
   const heading = { value: words.values, detections: words.detections, classes: words.classes,
-    segments: words.classes }[now.kind];
+    segments: words.classes, answers: words.asking }[now.kind];
   const label = (index: number) => now.labels[index] ?? `${index}`;
   return <section aria-labelledby="classes-heading" class="card">
     <h2 id="classes-heading">{heading}</h2>

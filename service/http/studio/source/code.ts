@@ -2,15 +2,18 @@
 
 import * as api from "./api";
 import type { Look } from "./colours";
-import { isBright, parametersOf, type Choice } from "./view";
+import { isBright, parametersOf, questionOf, type Choice, type Query } from "./view";
 
 export const languages = ["curl", "Python", "JavaScript"] as const;
 export type Language = (typeof languages)[number];
 
+/** A question, and the word of its answer whose map is on the screen. */
+type Asked = Query & { word?: string };
+
 /** The parameters of the picture on the screen. */
-function drawn(choice: Choice, look: Look): Record<string, string> {
+function drawn(choice: Choice, look: Look, asked?: Asked): Record<string, string> {
   const output = { overlay: "overlay", heat: "heatmap", contour: "contour", photo: "overlay" }[look.view];
-  const all = { ...parametersOf({ ...choice, mask: undefined }), output,
+  const all = { ...asked ? { ...questionOf(asked), word: asked.word } : parametersOf({ ...choice, mask: undefined }), output,
     opacity: look.view === "overlay" ? String(look.opacity) : look.view === "photo" ? "0" : undefined,
     threshold: look.threshold ? String(look.threshold) : undefined,
     colormap: look.colormap || undefined,
@@ -22,9 +25,9 @@ function drawn(choice: Choice, look: Look): Record<string, string> {
 const shell = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
 const python = (text: string) => JSON.stringify(text);
 
-export function code(language: Language, choice: Choice, look: Look, name: string, type: string): string {
-  const parameters = drawn(choice, look);
-  const address = new URL(api.pathOf("explain", choice.model, parameters), location.href.split("#")[0]).href;
+export function code(language: Language, choice: Choice, look: Look, name: string, type: string, asked?: Asked): string {
+  const parameters = drawn(choice, look, asked);
+  const address = new URL(api.pathOf(asked ? "answer" : "explain", choice.model, parameters), location.href.split("#")[0]).href;
   const origin = new URL(".", location.href.split("#")[0]).href.replace(/\/$/, "");
   if (language === "curl") {
     return `curl --data-binary ${shell(`@${name}`)} -H ${shell(`Content-Type: ${type}`)} ` +
@@ -42,8 +45,14 @@ export function code(language: Language, choice: Choice, look: Look, name: strin
       : number ? value : python(value);
     return `        ${key}=${literal},\n`;
   }).join("");
-  return "from service.client import Client\n\n" +
-    `with Client(${python(origin)}, model=${python(choice.model)}) as client:\n` +
+  const start = "from service.client import Client\n\n" +
+    `with Client(${python(origin)}, model=${python(choice.model)}) as client:\n`;
+  if (asked) {
+    return `from base64 import b64decode\n\n${start}` +
+      `    answer = client.answer(\n        ${python(name)},\n${options}    )\n` +
+      '    open("overlay.png", "wb").write(b64decode(answer.words[0].overlay.data))';
+  }
+  return start +
     `    explanation = client.explain(\n        ${python(name)},\n${options}    )\n` +
     '    open("overlay.png", "wb").write(explanation.overlay)';
 }

@@ -1,7 +1,7 @@
 // How the map is made, and how it is drawn.
 
 import { colormaps, type View } from "./colours";
-import { changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
+import { answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
 /** Chooses the layer before or after the one whose map is shown. */
@@ -32,6 +32,7 @@ export function Settings() {
       <select id="model" value={now.name} onChange={(event) => changeModel(event.currentTarget.value)}>
         {names.value.map((each) => <option key={each} value={each}>{each}</option>)}
       </select>
+      {!answers.value && <>
       <label for="method">{words.method}</label>
       <select id="method" value={name} onChange={(event) => setMethod(event.currentTarget.value)}>
         {now.methods.map((each) => <option key={each.name} value={each.name}
@@ -53,9 +54,9 @@ export function Settings() {
       <select id="fit" value={fit} onChange={(event) => choose({ fit: event.currentTarget.value })}>
         {Object.entries(words.fits).map(([value, text]) =>
           <option key={value} value={value}>{text}</option>)}
-      </select>
+      </select></>}
     </div>
-    <p class="soft">{chosen?.summary}{chosen && `; ${chosen.cost}.`}</p>
+    {chosen && !answers.value && <p class="soft">{chosen.summary}; {chosen.cost}.</p>}
   </section>;
 }
 

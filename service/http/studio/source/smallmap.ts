@@ -28,8 +28,8 @@ function axis(cells: number, start: number, stop: number, pixels: number): Axis 
   return { first, lower, fraction };
 }
 
-export function numbers(explanation: Explanation): Float32Array {
-  const bytes = Uint8Array.from(atob(explanation.heatmap.data), (letter) => letter.charCodeAt(0));
+export function numbers({ data }: Explanation["heatmap"]): Float32Array {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
   return new Float32Array(bytes.buffer);
 }
 

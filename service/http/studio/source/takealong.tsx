@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { code, languages, type Language } from "./code";
 import { npy } from "./smallmap";
-import { choice, look, photo, shown } from "./view";
+import { answer, answers, choice, look, phrase, photo, query, shown, span } from "./view";
 import { words } from "./words";
 
 /** Gives a file to the browser to be kept. */
@@ -33,7 +33,7 @@ function saveSvg(): void {
   const { width, height } = canvas, line = Math.max(width / 30, 12);
   const { target, method, layer, warnings } = made.explanation;
   const sure = target.probability === undefined ? "" : `, ${target.probability.toFixed(3)}`;
-  const lines = [`${target.label ?? target.index}${sure}`, `${method} at ${layer}`, ...warnings];
+  const lines = [`${target.label ?? target.index}${sure}`, layer ? `${method} at ${layer}` : method, ...warnings];
   const texts = lines.map((text, n) =>
     `<text x="0" y="${height + (n + 1.2) * line}" font-size="${line * 0.75}">${escaped(text)}</text>`);
   const svg = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ` +
@@ -42,11 +42,20 @@ function saveSvg(): void {
   save(new Blob([svg], { type: "image/svg+xml" }), `${stem()}.svg`);
 }
 
+/** Whether the word that is chosen is not the first of its text, the one that the service finds by it. */
+function isRepeated(word: string): boolean {
+  const all = (answer.value?.answer.words ?? []).map(({ text }) => text.toLowerCase());
+  const wanted = word.toLowerCase().split(/\s+/);
+  return all.findIndex((_, n) => wanted.every((text, m) => all[n + m] === text)) !== span.value?.[0];
+}
+
 export function TakeAlong() {
   const language = useSignal<Language>("curl"), told = useSignal("");
   const made = shown.value, of = photo.value;
   if (!made || !of) return null;
-  const text = code(language.value, choice.value, look.value, of.name, of.blob.type || "image/jpeg");
+  const word = phrase.value?.word.text;
+  const text = code(language.value, choice.value, look.value, of.name, of.blob.type || "image/jpeg",
+    answers.value ? { ...query.value, word } : undefined);
   const copy = (what: string) => navigator.clipboard?.writeText(what)
     .then(() => { told.value = words.copied; setTimeout(() => { told.value = ""; }, 2000); });
   return <section class="card" aria-labelledby="take-heading">
@@ -65,6 +74,7 @@ export function TakeAlong() {
         onClick={() => { language.value = each; }}>{each}</button>)}
       <button type="button" class="quiet" onClick={() => void copy(text)}>{words.copy}</button>
     </div>
+    {word && isRepeated(word) && <p class="soft">{words.firstOf(word)}</p>}
     {choice.value.mask && <p class="soft">{words.maskNote}</p>}
     {look.value.threshold > 0 && look.value.view !== "contour" && <p class="soft">{words.thresholdNote}</p>}
     <pre id="code" tabIndex={0}>{text}</pre>

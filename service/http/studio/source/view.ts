@@ -23,9 +23,12 @@ export interface Shown {
   explanation: api.Explanation; prediction: api.Prediction; values: Float32Array;
   wall: number; phases: string; cached: boolean; path: string;
 }
+/** What is asked of a model that answers questions; nothing while `question` is undefined. */
+export interface Query { question?: string; answer?: string; method: string }
+export interface Answered { answer: api.Answer; wall: number; cached: boolean; path: string }
 
 const CLASSES = "10";
-const REMEMBERED = 300;
+const REMEMBERED = 300, ANSWERS_REMEMBERED = 30;
 const start = new URLSearchParams(location.hash.slice(1));
 const whole = (name: string) => (start.has(name) ? Number(start.get(name)) : undefined);
 
@@ -36,6 +39,10 @@ export const choice = signal<Choice>({
   against: start.has("against"), signed: start.has("signed"),
   unit: start.get("unit") ?? undefined, box: start.get("box") ?? undefined,
 });
+export const query = signal<Query>({ question: start.get("question") ?? undefined,
+  answer: start.get("answer") ?? undefined, method: start.get("word_method") ?? "tam" });
+/** The first and the last word that are chosen, by their numbers; null for the default. */
+export const chosen = signal(start.get("words")?.split("-").map(Number) as [number, number] | undefined ?? null);
 export const look = signal<Look>({
   view: (start.get("view") ?? "overlay") as Look["view"], opacity: whole("opacity") ?? 0.5,
   threshold: whole("threshold") ?? 0, colormap: start.get("colours") ?? "",
@@ -54,6 +61,9 @@ export const names = signal<string[]>([]);
 export const model = signal<api.Model | null>(null);
 export const layers = signal<api.Layer[]>([]);
 export const shown = signal<Shown | null>(null);
+export const answer = signal<Answered | null>(null);
+/** What has been said of an answer that is not whole yet. */
+export const said = signal("");
 export const busy = signal(false);
 export const progress = signal<api.Step | null>(null);
 export const problem = signal("");
@@ -61,10 +71,12 @@ export const asksForKey = signal(false);
 export const note = signal("");
 
 export const photo = computed(() => strip.value.find(({ digest }) => digest === current.value) ?? null);
+/** Whether the model answers questions, and neither predicts nor explains classes. */
+export const answers = computed(() => model.value?.kind === "answers");
 export const methodNamed = (name: string) => model.value?.methods.find((each) => each.name === name);
 export const method = computed(() => methodNamed(choice.value.method) ?? null);
 /** Whether the map of a method is scaled by its 99th percentile. */
-export const isBright = (method: string) => look.value.bright ?? methodNamed(method)?.at === "input";
+export const isBright = (method: string) => look.value.bright ?? (!answers.value && methodNamed(method)?.at === "input");
 /** The layers with maps, in the order in which they run. */
 export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
 
@@ -76,6 +88,7 @@ let linked = start.get("photo");
 effect(() => {  // the address follows the view
   const { model, method, layer, fit, target, minus, against, signed, unit, box } = choice.value;
   const { view, opacity, threshold, colormap, bright } = look.value;
+  const { question, answer: given, method: by } = query.value;
   const entries: [string, string | number | undefined | false][] = [
     ["photo", current.value ?? linked ?? undefined], ["model", model], ["method", method],
     ["layer", layer], ["fit", fit], ["target", target], ["minus", minus],
@@ -83,7 +96,8 @@ effect(() => {  // the address follows the view
     ["threshold", threshold || undefined], ["colours", colormap || undefined],
     ["bright", bright === undefined ? undefined : Number(bright)],
     ["beside", beside.value || undefined], ["marked", marked.value || undefined],
-    ["room", room.value === "work" && "work"]];
+    ["room", room.value === "work" && "work"], ["question", question], ["answer", given],
+    ["word_method", question && by], ["words", question && chosen.value?.join("-")]];
   const told = entries.filter(([, value]) => value !== undefined && value !== false && value !== "");
   history.replaceState(null, "",
     `#${new URLSearchParams(told.map(([name, value]) => [name, String(value)]))}`);
@@ -132,12 +146,68 @@ export async function explained(asked: Choice, of: Photo, signal: AbortSignal,
     const { answer, phases: told } = await api.explain(path, of.blob, signal);
     [explanation, prediction, phases] = [answer.explanations[0]!, answer.predictions[0], told];
   }
-  const made = { explanation, prediction, values: numbers(explanation),
+  const made = { explanation, prediction, values: numbers(explanation.heatmap),
     wall: performance.now() - started, phases, cached: false, path };
   known.set(key, made);
   if (known.size > REMEMBERED) known.delete(known.keys().next().value!);
   return made;
 }
+
+const answeredBefore = new Map<string, Answered>();
+
+/** The parameters of a question, except those of drawing. */
+export const questionOf = ({ question, answer, method }: Query) => ({ question, answer: answer || undefined, method });
+
+/** An answer to a question, from this page's memory or the service's. */
+async function answered(asked: Query, of: Photo, signal: AbortSignal, report: (step: api.Step) => void): Promise<Answered> {
+  const path = api.pathOf("answer", choice.peek().model,
+    { ...questionOf(asked), output: "values", size: "layer", normalize: "none" });
+  const key = `${of.digest} ${path}`, before = answeredBefore.get(key);
+  if (before) return { ...before, cached: true };
+  const started = performance.now();
+  const made = { answer: await api.stream<api.Answer>(path, of.blob, signal, report, ({ text }) => {
+    if (!signal.aborted) said.value += text;
+  }), wall: performance.now() - started, cached: false, path };
+  answeredBefore.set(key, made);
+  if (answeredBefore.size > ANSWERS_REMEMBERED) answeredBefore.delete(answeredBefore.keys().next().value!);
+  return made;
+}
+
+/** The evidence below which the service says that a word is from language. */
+const FROM_LANGUAGE = 0.3;
+
+/** Consecutive words as one, as the service has a phrase: the mean of its tokens' maps. */
+function phraseOf(words: api.AnswerWord[]): { word: api.AnswerWord; values: Float32Array } {
+  const [first] = words as [api.AnswerWord, ...api.AnswerWord[]];
+  const tokens = words.reduce((sum, each) => sum + each.tokens, 0);
+  const values = new Float32Array(numbers(first.heatmap).length);
+  for (const each of words) numbers(each.heatmap).forEach((value, n) => { values[n]! += value * each.tokens / tokens; });
+  if (words.length === 1) return { word: first, values };
+  const evidence = words.reduce((sum, each) => sum + (each.evidence ?? NaN), 0);
+  return { values, word: { ...first, text: words.map(({ text }) => text).join(" "), tokens,
+    probability: words.reduce((product, each) => product * each.probability, 1),
+    evidence: Number.isNaN(evidence) ? undefined : evidence, from_language: evidence < FROM_LANGUAGE } };
+}
+
+/** The words that are chosen: at first the one for which the photo speaks most. */
+export const span = computed((): [number, number] | null => {
+  const all = answer.value?.answer.words ?? [], now = chosen.value;
+  if (now && now[0] >= 0 && now[0] <= now[1] && now[1] < all.length) return now;
+  const most = all.reduce((best, { evidence = 0 }, n) => evidence > (all[best]!.evidence ?? 0) ? n : best, 0);
+  return all.length ? [most, most] : null;
+});
+export const phrase = computed(() => {
+  const at = span.value;
+  return at && answer.value ? phraseOf(answer.value.answer.words.slice(at[0], at[1] + 1)) : null;
+});
+
+effect(() => {  // the map follows the words
+  const made = answer.value, now = phrase.value;
+  if (!made || !now) return;
+  const { word, values } = now, { answer: { method, warnings }, ...told } = made;
+  shown.value = { ...told, values, phases: "", prediction: {}, explanation: { method, layer: "", warnings,
+    heatmap: word.heatmap, target: { index: word.first_token, label: word.text, probability: word.probability } } };
+});
 
 /** Digests of the photos that were explained. */
 const explainedOnce = new Set<string>();
@@ -147,23 +217,41 @@ let outlives = false;
 let asking = new AbortController();
 let waiting: ReturnType<typeof setTimeout> | undefined;
 const again = signal(0);
+/** The text of the answer before: words stay chosen as long as it is the same. */
+let answerBefore: string | undefined;
 
-effect(() => {  // the map follows the photo and the choice
+effect(() => {  // the map, or the answer, follows the photo and the choice
   const of = photo.value, asked = choice.value, ready = model.value?.name === asked.model;
+  const put = answers.value ? query.value : null;
   void again.value;
   asking.abort();
   clearTimeout(waiting);
+  answer.value = null;
+  said.value = "";
+  if (put) shown.value = null;
   if (!of || !ready) return;
+  if (put && put.question === undefined) {
+    busy.value = false;
+    return;
+  }
   const mine = (asking = new AbortController());
   busy.value = true;
   progress.value = null;
   const report = (step: api.Step) => { if (!mine.signal.aborted) progress.value = step; };
-  explained(asked, of, mine.signal, report).then(
-    (made) => batch(() => {
+  const work = put ? answered(put, of, mine.signal, report).then((made) => () => {
+    const { text } = made.answer;
+    if (text !== (answerBefore ?? text)) chosen.value = null;
+    answerBefore = text;
+    answer.value = made;
+  }) : explained(asked, of, mine.signal, report).then((made) => () => {
+    explainedOnce.add(of.digest);
+    shown.value = made;
+  });
+  work.then(
+    (take) => batch(() => {
       if (mine.signal.aborted) return;
       progress.value = null;
-      explainedOnce.add(of.digest);
-      shown.value = made;
+      take();
       if (!outlives) problem.value = "";
       outlives = false;
       busy.value = false;
@@ -171,6 +259,13 @@ effect(() => {  // the map follows the photo and the choice
     }),
     (error: unknown) => { if (!mine.signal.aborted) refuse(error, of); });
 });
+
+/** Ends what is being asked. */
+export function stop(): void {
+  asking.abort();
+  clearTimeout(waiting);
+  [busy.value, progress.value] = [false, null];
+}
 
 function refuse(error: unknown, of: Photo): void {
   busy.value = false;
@@ -185,6 +280,8 @@ function refuse(error: unknown, of: Photo): void {
     const seconds = Math.min(error.retryAfter, 30);
     problem.value = error.status ? words.busy(seconds) : words.lost;
     waiting = setTimeout(() => { again.value++; }, seconds * 1000);
+  } else if (answers.value) {
+    problem.value = error.message;
   } else {
     problem.value = `${of.name}: ${error.message}`;
     // What was never explained is no photo, and does not stay: the next choice is for another one.
@@ -265,7 +362,7 @@ async function chooseModel(): Promise<void> {
     model.value = found;
     layers.value = all;
     const { method, layer } = choice.peek();
-    if (!found.methods.some((each) => each.name === method && each.available)) {
+    if (found.kind !== "answers" && !found.methods.some((each) => each.name === method && each.available)) {
       choose({ method: found.methods.find((each) => each.available)?.name ?? "gradcam" });
     }
     if (layer !== "auto" && !all.some((each) => each.name === layer)) choose({ layer: "auto" });

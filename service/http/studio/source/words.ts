@@ -60,6 +60,35 @@ export const words = {
   svg: "SVG panel",
   same: "The same from elsewhere",
   copy: "Copy",
+  asking: "Ask the model",
+  question: "Question",
+  questionHint: "What is in the picture?",
+  given: "Answer to explain",
+  givenHint: "optional: in place of the model's own",
+  ask: "Ask",
+  answering: "Answering …",
+  askNeedsPhoto: "The question needs a photo.",
+  answerMethods: {
+    tam: "what the image tokens say, without what earlier words explain (token activation map)",
+    logits: "what the image tokens say: the token's logit there (logit lens)",
+    gradcam: "hidden states of the image tokens, weighted by their mean gradient",
+    attention: "mean attention to the image tokens; a baseline, which knows no word",
+    occlusion: "how much less probable the token is without a part of the photo",
+  } as const,
+  answerWords: "The words of the answer",
+  wordsHint:
+    "Choose a word to see its map; Shift adds the words up to another one. Below each word: its probability, and its " +
+    "evidence, which is how much the photo speaks for it, in nats. A dashed frame: said from language, not from the photo.",
+  fromLanguage: "from language",
+  saidFromLanguage: "Said from language, not from the photo.",
+  probability: (share: string) => `Probability ${share}.`,
+  evidence: (nats: string) => `Evidence ${nats} nats.`,
+  toldOf: (word: string, share: string, nats: string | undefined, fromLanguage: boolean) =>
+    `${word}, probability ${share}${nats === undefined ? "" : `, evidence ${nats} nats`}` +
+    (fromLanguage ? ", said from language, not from the photo" : ""),
+  token: "token",
+  mostProbable: "most probable in its place",
+  firstOf: (word: string) => `The answer has “${word}” more than once: this request draws the first.`,
   waiting: "Explaining …",
   milliseconds: (wall: number, phases: string) =>
     `${wall.toFixed(0)} ms in all${phases && `; in the service: ${phases} ms`}.`,
@@ -98,8 +127,8 @@ export const words = {
   verdict: "verdict",
   better: { higher: "higher is better", lower: "lower is better" } as const,
   nothing: "The map is the same everywhere: nothing can be seen in it.",
-  runs: (name: string, device: string, dtype: string, width: number, height: number) =>
-    `${name} on ${device}, ${dtype}, ${width} × ${height} pixels in`,
+  runs: (name: string, device: string, dtype: string, size?: { width: number; height: number }) =>
+    `${name} on ${device}, ${dtype}${size ? `, ${size.width} × ${size.height} pixels in` : ""}`,
   warnings: "Before you believe it",
   none: "No warning.",
   classBlind: "This method shows the same map for every class.",
@@ -184,13 +213,13 @@ export const words = {
   keys: [
     ["?", "these keys"],
     ["1 … 9", "explain one of the classes"],
-    ["← →", "the layer before, the layer after"],
+    ["← →", "the layer before, the layer after; among the words of an answer, the word"],
     ["m", "the next method"],
     ["v", "the next view"],
     ["[ ]", "less, more opacity"],
     ["o", "hold: the photo alone"],
     ["n p", "the next photo, the one before"],
-    ["/", "search the classes"],
+    ["/", "search the classes, or write a question"],
     ["c", "compare methods"],
   ] as const,
   close: "Close",

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import FilePayload, Page, expect
@@ -72,11 +73,15 @@ def is_alike(one: Pixels, other: Pixels) -> bool:
 
 
 def served(
-    address: str, photo: bytes, model: str = "efficientnet-lite0", **parameters: str
+    address: str,
+    photo: bytes,
+    model: str = "efficientnet-lite0",
+    verb: str = "explain",
+    **parameters: str,
 ) -> Pixels:
     """What the service draws."""
     answer = httpx2.post(
-        f"{address}/v1/models/{model}:explain",
+        f"{address}/v1/models/{model}:{verb}",
         params=parameters,
         content=photo,
         headers={"Content-Type": "image/png", "Accept": "image/png"},
@@ -84,6 +89,12 @@ def served(
     )
     assert answer.status_code == 200, answer.text
     return pixels_of(answer.content)
+
+
+def violations(page: Page) -> list[str]:
+    """What of the page hinders people with disabilities, by axe."""
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {one['nodes'][0]['html'][:120]}" for one in found]
 
 
 def state(page: Page) -> dict[str, str]:

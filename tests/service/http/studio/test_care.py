@@ -9,23 +9,17 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.conftest import encoded, noise
-from tests.service.http.studio.browsing import READY, browses, explained, state, take
+from tests.service.http.studio.browsing import READY, browses, explained, state, take, violations
 from tests.service.live import serving, starting, until_ready
 
 pytestmark = [browses, pytest.mark.slow]
 
 GROWTH = 1.1
 """How much more memory a page may hold after a long session."""
-
-
-def violations(page: Page) -> list[str]:
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {one['nodes'][0]['html'][:120]}" for one in found]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
