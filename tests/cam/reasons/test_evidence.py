@@ -96,7 +96,7 @@ def test_what_is_masked_stays_masked() -> None:
         model.head.weight[0, 2 * 6 + 2] = 1
     (found,) = evidence_layers(model, x, method="hirescam", layer="layer", threshold=0.7)
     assert [reason.score for reason in found] == pytest.approx([16, 4, -4])
-    total = sum(reason.mask.astype(int) for reason in found)
+    total = np.sum([reason.mask for reason in found], 0)
     assert total.max() == 1
     assert total.sum() == 4 + 4 + 1
 
@@ -136,7 +136,7 @@ def by_itself(
 @pytest.mark.parametrize("target", [None, 1])
 def test_parity_with_the_loop(method: str, target: int | None) -> None:
     model, x = small(seed=3), images(4, seed=5)
-    asked = {"method": method, "layer": "relu1"}
+    asked: dict[str, Any] = {"method": method, "layer": "relu1"}
     found = evidence_layers(model, x, target=target, threshold=0.6, **asked)
     lengths = set()
     for turn, reasons in enumerate(found):
@@ -219,17 +219,20 @@ def test_a_pixel_at_the_threshold_is_masked() -> None:
 
 
 def test_the_pixels_of_a_segmenter_are_not_chosen_again() -> None:
-    """Class 1 is where it is brighter than 1, and elsewhere class 0. Masked pixels become 0."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1))
+    """Class 1 has the score brightness − 0.5 and is where that is above 1, the score of class 0. A
+    masked pixel still counts, with the score −0.5."""
+    parts = nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 1)
+    model = nn.Sequential(*parts)
     with torch.no_grad():
-        for part, bias in zip(model, ([0.0, 0], [1.0, 0]), strict=True):
+        for part, bias in zip(parts, ([0, 0], [1, -0.5]), strict=True):
             matrix = torch.tensor([[0.0], [1]]) if part.in_channels == 1 else torch.eye(2)
             part.weight.copy_(matrix[:, :, None, None])
+            assert part.bias is not None
             part.bias.copy_(torch.tensor(bias))
     x = torch.zeros(1, 1, 6, 6)
     x[..., 1, 1:4] = torch.tensor([4.0, 3, 2])
     (found,) = evidence_layers(model, x, method="hirescam", layer="0", target=1, threshold=0.9)
-    assert [reason.score for reason in found] == pytest.approx([9, 5, 2])
+    assert [reason.score for reason in found] == pytest.approx([7.5, 3.5, 0.5])
     assert [reason.share for reason in found] == pytest.approx([1 / 36] * 3)
 
 
