@@ -27,6 +27,7 @@ from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_input, mask_on_input
+from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
     AUDITED,
@@ -58,14 +59,39 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         targets = tuple(ClassTarget(rank=rank) for rank in ranks)
     questions = [_question(model, parameters, method, targets) for method in parameters.methods]
     layers = max(len(question.layers) for question in questions)
-    maps = len(targets) * parameters.maps_at(layers)
+    _require_reasons(model, parameters)
+    maps = len(targets) * parameters.maps_at(layers) * parameters.reasons
     if maps > MAX_MAPS:
         several = f" by {len(questions)} methods" if len(questions) > 1 else ""
+        several += f", with {parameters.reasons} reasons each," if parameters.reasons > 1 else ""
         raise InvalidParameter(
             f"{len(targets)} targets at {layers} layers{several} have {maps} maps; at most "
             f"{MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
+
+
+def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:
+    """Check that further reasons can be found, if the parameters ask for them.
+
+    Raises:
+        InvalidParameter: if not.
+    """
+    if parameters.reasons == 1:
+        return
+    allowed = None
+    if model.kind == "detections":
+        allowed = f"model {model.name!r} detects boxes, which may be gone from a masked photo"
+    elif parameters.evaluate or isinstance(parameters, EvaluateParameters):
+        allowed = "metrics score a map of the photo itself, not of a masked one"
+    elif not 0 < parameters.threshold < 1:
+        allowed = f"threshold is {parameters.threshold:g}, and it is then above 0 and below 1"
+    elif parameters.normalize == "none":
+        allowed = "normalize is 'none', and the maps of reasons are scaled: minmax or percentile"
+    elif parameters.size == "layer":
+        allowed = "size is 'layer', and reasons lie on the model's input: image or model"
+    if allowed:
+        raise InvalidParameter(f"reasons is {parameters.reasons}, which cannot be: {allowed}")
 
 
 def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:
