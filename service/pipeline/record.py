@@ -50,8 +50,9 @@ class MapRecord(BaseModel):
     predicted: schemas.ScoredClass | None = None
     """A classifier's best class for the image; None of other models."""
     numbers: bytes
-    """The map on the layer's grid, as `normalize` asks for it: float32, little-endian, row by row.
-    A finer map has no more information, and takes a thousand times the bytes."""
+    """The map on the layer's grid, of a `Reason` on the model's input, as `normalize` asks for it:
+    float32, little-endian, row by row. A map on the photo has no more information, and takes a
+    thousand times the bytes."""
     shape: tuple[int, int]
     """Rows and columns of the map."""
     covers: schemas.Box

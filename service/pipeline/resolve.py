@@ -79,19 +79,22 @@ def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:
     """
     if parameters.reasons == 1:
         return
-    allowed = None
+    said = f"reasons is {parameters.reasons}"
+    problem: str | None = None
     if model.kind == "detections":
-        allowed = f"model {model.name!r} detects boxes, which may be gone from a masked photo"
+        problem = f"{said}, and a box that {model.name!r} detects may be gone from a masked photo"
     elif parameters.evaluate or isinstance(parameters, EvaluateParameters):
-        allowed = "metrics score a map of the photo itself, not of a masked one"
-    elif not 0 < parameters.threshold < 1:
-        allowed = f"threshold is {parameters.threshold:g}, and it is then above 0 and below 1"
+        problem = f"{said}, and metrics score maps of the photo itself, not of a masked one"
+    if problem:
+        raise InvalidParameter(f"{problem}; leave reasons out")
+    if not 0 < parameters.threshold < 1:
+        problem = f"threshold is {parameters.threshold:g}; it can be above 0 and below 1"
     elif parameters.normalize == "none":
-        allowed = "normalize is 'none', and the maps of reasons are scaled: minmax or percentile"
+        problem = "normalize is 'none'; it can be minmax or percentile"
     elif parameters.size == "layer":
-        allowed = "size is 'layer', and reasons lie on the model's input: image or model"
-    if allowed:
-        raise InvalidParameter(f"reasons is {parameters.reasons}, which cannot be: {allowed}")
+        problem = "size is 'layer'; it can be image or model"
+    if problem:
+        raise InvalidParameter(f"{problem}, where {said}")
 
 
 def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:

@@ -143,8 +143,11 @@ def test_one_picture_holds_no_reasons(client: TestClient, cat: Image.Image) -> N
         ({"reasons": "0"}, "reasons is '0': it should be a number from 1 to 5"),
         ({"reasons": "6"}, "reasons is '6': it should be a number from 1 to 5"),
         ({"reasons": "2.5"}, "reasons is '2.5'"),
-        ({"reasons": "2", "threshold": "0"}, "threshold is 0, and it is then above 0"),
-        ({"reasons": "2", "threshold": "1"}, "threshold is 1, and it is then above 0"),
+        (
+            {"reasons": "2", "threshold": "0"},
+            "threshold is 0; it can be above 0 and below 1, where reasons is 2",
+        ),
+        ({"reasons": "2", "threshold": "1"}, "threshold is 1; it can be above 0"),
         ({"reasons": "2", "normalize": "none"}, "minmax or percentile"),
         ({"reasons": "2", "size": "layer"}, "image or model"),
         ({"reasons": "2", "evaluate": "deletion"}, "of the photo itself"),
@@ -157,6 +160,13 @@ def test_what_is_refused(
     pointer = "/query/reasons" if len(query) == 1 else ""
     response = ask(client, encoded(cat), **query)
     check(response, 422, "invalid-parameter", words, pointer=pointer)
+
+
+def test_where_reasons_end(client: TestClient) -> None:
+    """A photo that is everywhere the colour of the mask has one reason, which says why."""
+    gray = Image.new("RGB", (224, 224), (128, 128, 128))
+    (only,) = explained(client, encoded(gray), reasons=3, method="gradient", output="panel")
+    assert only["reason"] == 1
 
 
 def test_evaluation_refuses_it(client: TestClient, cat: Image.Image) -> None:
@@ -175,4 +185,4 @@ def test_segmenters_and_detectors(dense: TestClient) -> None:
     assert [each["reason"] for each in found] == [1, 2]
     assert found[0]["target"]["index"] == found[1]["target"]["index"]
     refused = ask(dense, photo, model="/v1/models/detector", reasons=2)
-    check(refused, 422, "invalid-parameter", "reasons is 2", "'detector' detects boxes")
+    check(refused, 422, "invalid-parameter", "reasons is 2", "that 'detector' detects")
