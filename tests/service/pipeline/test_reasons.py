@@ -162,11 +162,13 @@ def test_what_is_refused(
     check(response, 422, "invalid-parameter", words, pointer=pointer)
 
 
-def test_where_reasons_end(client: TestClient) -> None:
-    """A photo that is everywhere the colour of the mask has one reason, which says why."""
-    gray = Image.new("RGB", (224, 224), (128, 128, 128))
-    (only,) = explained(client, encoded(gray), reasons=3, method="gradient", output="panel")
+def test_where_reasons_end(client: TestClient, cat: Image.Image) -> None:
+    """There is nothing of class 379, howler monkey, in the photo."""
+    (only,) = explained(client, encoded(cat), reasons=3, target=379)
     assert only["reason"] == 1
+    assert only["warnings"][-1].startswith(
+        "there is no reason 2: the map of the photo is the same everywhere (class 379, p = 0.000)"
+    )
 
 
 def test_evaluation_refuses_it(client: TestClient, cat: Image.Image) -> None:
