@@ -22,6 +22,7 @@ from cam.evaluation.metrics import METRICS
 from cam.explanation import Answer, Explanation, Question
 from cam.methods import METHODS
 from cam.observations import Concept, Observation
+from cam.reasons.cascade import Reason
 from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from cam.passes.onepass import explain_batch
     from cam.passes.stepwise import explain_in_steps
     from cam.prompts import PromptClassifier
+    from cam.reasons.evidence import evidence_layers
 
 _HOMES = {
     "cam.answers.explain": ("answer_in_steps", "explain_answer"),
@@ -59,6 +61,7 @@ _HOMES = {
     "cam.passes.onepass": ("explain_batch",),
     "cam.passes.stepwise": ("explain_in_steps",),
     "cam.prompts": ("PromptClassifier",),
+    "cam.reasons.evidence": ("evidence_layers",),
 }
 """Module → its names that need torch."""
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -86,6 +89,7 @@ __all__ = [
     "PromptClassifier",
     "Question",
     "Reading",
+    "Reason",
     "Replay",
     "SimilarityTarget",
     "Target",
@@ -98,6 +102,7 @@ __all__ = [
     "default_layer",
     "embed",
     "evaluate",
+    "evidence_layers",
     "explain",
     "explain_answer",
     "explain_batch",

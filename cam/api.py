@@ -89,9 +89,9 @@ def explain(
         target: the class to explain, the same for every image, by index or, of a model of
             transformers or a `PromptClassifier`, by label; None for each image's predicted
             class; a tensor or NumPy array of integers (B,) with one class for each image
-            (`logits.argmax(1)`); a Target for contrasts, masks, boxes, units and more; a list or
-            tuple of targets for several maps from the same forward pass. For a different Target for
-            each image see `explain_batch`.
+            (`logits.argmax(1)`), or a NumPy array of objects (B,) with one Target for each; a
+            Target for contrasts, masks, boxes, units and more; a list or tuple of targets for
+            several maps from the same forward pass.
         method: a name in `cam.METHODS`, or several. Methods that take one pass share it. To compare
             their maps see `cam.spearman`.
         layer: a module's name, the module itself, or several of these. "auto" runs the model once

@@ -33,7 +33,7 @@ from cam.prompts import PromptClassifier
 from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
 
 OneTarget = SupportsIndex | str | Target | None
-Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any]]
+Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any] | np.object_]
 
 Photo = Image.Image | NDArray[np.uint8]
 Images = Tensor | Photo | Sequence[Photo]
@@ -296,7 +296,8 @@ def _timm_transform(model: nn.Module) -> Preprocess:
 def targets_of(target: Targets, count: int) -> list[tuple[Target, ...]]:
     """Return the targets of each of `count` images.
 
-    An array (count,) holds one class for each image. Every image gets all targets of a list.
+    An array (count,) holds one class, or one target, for each image. Every image gets all targets
+    of a list.
 
     Raises:
         InvalidTarget: if the array has another shape, the list is empty, or a class or channel is

@@ -162,6 +162,9 @@ def explain(
         list[str] | None,
         typer.Option(help="A metric by which each map is scored, like deletion; repeat."),
     ] = None,
+    reasons: Annotated[
+        int, typer.Option(help="How many reasons to find, each without the earlier ones.")
+    ] = 1,
     models: Models = None,
 ) -> None:
     """Explain photos without a server: writes an overlay for each, and prints a table."""
@@ -175,6 +178,7 @@ def explain(
         "colormap": colormap,
         "opacity": opacity,
         "evaluate": evaluate or [],
+        "reasons": reasons,
     }
     from service.cli.explain import explain_files
 

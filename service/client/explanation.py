@@ -72,6 +72,11 @@ class Explanation:
         return self.document.layer
 
     @property
+    def reason(self) -> int | None:
+        """Which reason the map is, from 1, if the request asked for several; None otherwise."""
+        return self.document.reason
+
+    @property
     def region(self) -> schemas.Region:
         """Part of the photo that the model saw; outside it the map is 0."""
         return self.document.region
@@ -114,6 +119,7 @@ class Explanation:
             "target_score": target.score,
             "method": facts.method,
             "layer": facts.layer,
+            "reason": facts.reason,
             "peak_x": facts.peak.x if facts.peak else None,
             "peak_y": facts.peak.y if facts.peak else None,
             "mass": facts.mass,

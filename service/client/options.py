@@ -68,6 +68,7 @@ class Options(PredictOptions, total=False):
     signed: bool
     smooth: Literal["none", "eigen", "augment", "both"]
     fuse: Literal["none", "mean", "max"]
+    reasons: int
     output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
     threshold: float
     colormap: str

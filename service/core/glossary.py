@@ -40,6 +40,11 @@ TERMS: Final = {
         "Why `auto` means this layer, where the method takes another one by default than most "
         "methods do; absent otherwise."
     ),
+    "reason": (
+        "Which reason the map is, where `reasons` asks for several: 1 for the photo as it is, 2 "
+        "for the photo in which the hot pixels of reason 1 are masked, and so on. Score and "
+        "probability of the target are those of that masked photo."
+    ),
     "peak": (
         "The hottest pixel, counted from the top left one, (0, 0), in pixels of the picture that "
         "`size` asks for; absent where nothing is hot."

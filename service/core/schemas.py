@@ -208,6 +208,7 @@ class MapFacts(Open):
     method: str = Field(description=TERMS["method"], examples=["gradcam"])
     layer: str = Field(description=TERMS["layer"], examples=["bn2"])
     layer_reason: str | None = Field(None, description=TERMS["layer_reason"])
+    reason: int | None = Field(None, description=TERMS["reason"])
     region: Region = Field(description=TERMS["region"])
     covers: Box | None = Field(None, description=TERMS["covers"])
     placement: Placement | None = Field(None, description=TERMS["placement"])
@@ -302,7 +303,8 @@ class PredictResponse(Open):
 
 class ExplainResponse(Open):
     """Predictions and explanations, both in the order of the instances. An instance with several
-    methods, targets or layers has one explanation for each, ordered by method, target and layer."""
+    methods, targets, layers or reasons has one explanation for each, ordered by method, target,
+    layer and reason."""
 
     predictions: list[Prediction | FailedInstance]
     explanations: list[Explanation | FailedInstance]

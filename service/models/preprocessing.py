@@ -69,6 +69,13 @@ class Preprocessing:
     byte_range: bool = False
     """Whether pixels are in 0 … 255 before they are normalised, not in 0 … 1."""
 
+    @property
+    def blank(self) -> tuple[int, int, int]:
+        """The pixel that is nearest to 0 after preprocessing: the mean colour, red, green, blue."""
+        most = 255 if self.byte_range else 1
+        red, green, blue = (round(255 * min(max(mean / most, 0), 1)) for mean in self.mean)
+        return red, green, blue
+
     def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
         """Resize and crop an RGB photo.
 
@@ -123,8 +130,6 @@ class Preprocessing:
         resized = photo.resize(inner, self.resampling, box=(left, top, right, bottom))
         if inner == (self.width, self.height):
             return np.asarray(resized)
-        most = 255 if self.byte_range else 1
-        mean = tuple(round(255 * min(max(channel / most, 0), 1)) for channel in self.mean)
-        canvas = Image.new("RGB", (self.width, self.height), mean)
+        canvas = Image.new("RGB", (self.width, self.height), self.blank)
         canvas.paste(resized, (round((left - box.left) * x), round((top - box.top) * y)))
         return np.asarray(canvas)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import Explanation, SimilarityTarget, TextTarget, UnitTarget
+from cam import Explanation, Reason, SimilarityTarget, TextTarget, UnitTarget
 from service.backend.answers import ServedAnswer
 from service.core import model_schemas, schemas
 from service.models.info import ModelInfo
@@ -87,6 +87,7 @@ def caption_of(
     number = "value" if target.of == "value" else "score"
     lines = (
         f"{sure}{number} {target.score:.4g}",
+        *([f"reason {explanation.number}"] if isinstance(explanation, Reason) else []),
         f"{explanation.method} at {explanation.layer} of {model.name}",
         *score_lines(scores),
     )

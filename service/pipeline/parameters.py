@@ -11,6 +11,7 @@ from typing_extensions import TypeAliasType
 
 from cam import COLORMAPS, METHODS, METRICS
 from cam.errors import did_you_mean
+from cam.reasons.cascade import MOST_REASONS
 from service.core.choices import ChannelRanking, Fit, Fuse, Normalize, Output, Size, Smooth
 from service.pipeline.targets import (
     MAX_MAPS,
@@ -211,6 +212,16 @@ class Parameters(PredictParameters):
         "none",
         description="Make one map of several layers: the mean or the maximum of their scaled maps.",
     )
+    reasons: int = Field(
+        1,
+        ge=1,
+        le=MOST_REASONS,
+        description=(
+            "How many reasons to find: the map of the photo, then the map of the photo in which "
+            "the hot pixels of the first are masked, and so on, for the same target. Each is an "
+            "explanation with its `reason`, and with the target's probability in the masked photo."
+        ),
+    )
     output: Output | None = Field(
         None,
         description=(
@@ -225,8 +236,8 @@ class Parameters(PredictParameters):
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="Least value of a hot pixel, for the box around the hottest region and for "
-        "contours.",
+        description="Least value of a hot pixel, for the box around the hottest region, for "
+        "contours, and for what `reasons` mask.",
     )
     colormap: Colormap | None = Field(
         None, description="The colours of heat: `turbo`, or `coolwarm` where it is signed."
@@ -274,7 +285,7 @@ class Parameters(PredictParameters):
         targets = len(dict.fromkeys(self.target)) if isinstance(self.target, list) else 1
         named = self.layer if isinstance(self.layer, list) else [self.layer]
         layers = sum(MAX_MATCHED if is_pattern(name) else 1 for name in dict.fromkeys(named))
-        return targets * self.maps_at(layers)
+        return targets * self.maps_at(layers) * self.reasons
 
     @property
     def methods(self) -> list[str]:

@@ -34,6 +34,8 @@ from cam.drawing.heatmap import Box
 from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
+from cam.methods import INPUT, METHODS
+from cam.reasons.cascade import Cascade
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.timings import Timings
@@ -187,7 +189,7 @@ class Pipeline:
                 require_suited(metrics)
             except Problem as problem:
                 raise instance.blame(problem) from None
-            until = _halfway(until)
+            until = _part(until, 2)
         async with AsyncExitStack() as scope:
             opened = self._opened(model, instance, timings, priority)
             encoded, pool = await scope.enter_async_context(opened)
@@ -258,7 +260,7 @@ class Pipeline:
         model, metrics = _asked(replicas, instance), instance.parameters.metrics
         # The photo is gone by now: what follows takes many passes, and needs the input alone.
         seen, questions, answer, options, judged = await self._judged(
-            replicas, instance, timings, progress, _halfway(until)
+            replicas, instance, timings, progress, _part(until, 2)
         )
         scores = await self._scored(
             replicas,
@@ -500,10 +502,60 @@ class Pipeline:
         except Problem as problem:
             raise instance.blame(problem) from None
         questions = tuple(replace(question, targets=targets) for question in questions)
-        work = Explain(seen, questions, priority, until, watched, _prompts_of(instance))
+        first = _part(until, instance.parameters.reasons)
+        work = Explain(seen, questions, priority, first, watched, _prompts_of(instance))
         outcome = await replicas.ask(work, progress=progress)
         timings.note_outcome(outcome)
+        if instance.parameters.reasons > 1:
+            work = replace(work, until=until, watched=False)
+            found = await self._reasons(
+                replicas, instance.parameters, work, outcome.value, timings, progress
+            )
+            outcome = replace(outcome, value=replace(outcome.value, explanations=found))
         return photo, seen, questions, outcome
+
+    async def _reasons(
+        self,
+        replicas: ModelBackend,
+        parameters: Parameters,
+        work: Explain,
+        answer: ServedAnswer,
+        timings: Timings,
+        progress: Listener | None,
+    ) -> tuple[Explanation, ...]:
+        """Return the answer's explanations, each followed by its further reasons, which are found
+        in the photo with the mean colour in place of what is masked: see `cam.reasons`.
+
+        Args:
+            work: the work that has the answer.
+        """
+        seen, until = work.seen, work.until
+        asked = {question.method: question for question in work.questions}
+        found: list[Explanation] = []
+        for turn, explanation in enumerate(answer.explanations):
+            question = replace(asked[explanation.method], targets=(explanation.target,))
+            single = question.fuse == "none" and not METHODS[question.method].levels
+            if single and explanation.layer != INPUT:
+                question = replace(question, layers=(explanation.layer,))
+            height, width = seen.pixels.shape[:2]
+            cascade = Cascade((height, width), parameters.reasons, parameters.threshold)
+            cascade.add(explanation)
+            while cascade.open:
+                blank = np.array(replicas.model.preprocessing.blank, np.uint8)
+                pixels = np.where(cascade.masked[..., None], blank, seen.pixels)
+                left = (len(answer.explanations) - turn) * parameters.reasons
+                further = replace(
+                    work,
+                    seen=ModelInput.of(pixels, seen.box, seen.fit),
+                    questions=(question,),
+                    until=_part(until, left - len(cascade.reasons)),
+                )
+                outcome = await replicas.ask(further, progress=progress)
+                timings.note_outcome(outcome)
+                (next_one,) = outcome.value.explanations
+                cascade.add(replace(next_one, turn=explanation.turn))
+            found += cascade.reasons
+        return tuple(found)
 
     async def _judged(
         self,
@@ -741,9 +793,11 @@ def _same(question: Question, explanation: Explanation) -> Target:
     return target
 
 
-def _halfway(until: float | None) -> float | None:
-    """Return the time halfway from now: what making a map may take where it is scored as well."""
-    return None if until is None else (monotonic() + until) / 2
+def _part(until: float | None, parts: int) -> float | None:
+    """Return the end of the first of so many equal parts of the time that is left: what making a
+    map may take where more is to be done, such as scoring it."""
+    now = monotonic()
+    return None if until is None else now + (until - now) / parts
 
 
 def _has_quick_header(image: object) -> bool:

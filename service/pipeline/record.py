@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from cam import METHODS, ClassTarget, Explanation, spearman
+from cam import METHODS, ClassTarget, Explanation, Reason, spearman
 from cam.drawing.heatmap import (
     Float,
     Region,
@@ -50,8 +50,9 @@ class MapRecord(BaseModel):
     predicted: schemas.ScoredClass | None = None
     """A classifier's best class for the image; None of other models."""
     numbers: bytes
-    """The map on the layer's grid, as `normalize` asks for it: float32, little-endian, row by row.
-    A finer map has no more information, and takes a thousand times the bytes."""
+    """The map on the layer's grid, of a `Reason` on the model's input, as `normalize` asks for it:
+    float32, little-endian, row by row. A map on the photo has no more information, and takes a
+    thousand times the bytes."""
     shape: tuple[int, int]
     """Rows and columns of the map."""
     covers: schemas.Box
@@ -128,6 +129,7 @@ def record_of(
         method=explanation.method,
         layer=explanation.layer,
         layer_reason=_layer_reason(explanation, model, parameters),
+        reason=_number_of(explanation),
         region=_region(drawing.region),
         covers=whole if parameters.size == "image" else seen_box,
         placement=_placement(explanation.placement, seen),
@@ -169,6 +171,11 @@ def _layer_reason(explanation: Explanation, model: ModelInfo, parameters: Parame
         f"{layer!r} is what {method} takes by default in model {model.name!r}; other methods take "
         f"{model.default_layer!r}, so name a layer to compare {method} with them"
     )
+
+
+def _number_of(explanation: Explanation) -> int | None:
+    """Return which reason an explanation is, from 1; None if one reason alone was asked for."""
+    return explanation.number if isinstance(explanation, Reason) else None
 
 
 def _warnings(drawing: Drawing, model: ModelInfo) -> list[str]:
@@ -223,7 +230,9 @@ def _agreement(answer: ServedAnswer, number: int) -> dict[str, float] | None:
     """
     mine = answer.explanations[number]
     same_target = [
-        explanation for explanation in answer.explanations if explanation.turn == mine.turn
+        explanation
+        for explanation in answer.explanations
+        if explanation.turn == mine.turn and _number_of(explanation) == _number_of(mine)
     ]
     maps = Counter(explanation.method for explanation in same_target)
     similarities = {}

@@ -30,6 +30,7 @@ from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
 from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.coordinates import box_on_input, mask_on_input
+from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
     AUDITED,
@@ -61,14 +62,42 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         targets = tuple(ClassTarget(rank=rank) for rank in ranks)
     questions = [_question(model, parameters, method, targets) for method in parameters.methods]
     layers = max(len(question.layers) for question in questions)
-    maps = len(targets) * parameters.maps_at(layers)
+    _require_reasons(model, parameters)
+    maps = len(targets) * parameters.maps_at(layers) * parameters.reasons
     if maps > MAX_MAPS:
         several = f" by {len(questions)} methods" if len(questions) > 1 else ""
+        several += f", with {parameters.reasons} reasons each," if parameters.reasons > 1 else ""
         raise InvalidParameter(
             f"{len(targets)} targets at {layers} layers{several} have {maps} maps; at most "
             f"{MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
+
+
+def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:
+    """Check that further reasons can be found, if the parameters ask for them.
+
+    Raises:
+        InvalidParameter: if not.
+    """
+    if parameters.reasons == 1:
+        return
+    said = f"reasons is {parameters.reasons}"
+    problem: str | None = None
+    if model.kind == "detections":
+        problem = f"{said}, and a box that {model.name!r} detects may be gone from a masked photo"
+    elif parameters.evaluate or isinstance(parameters, EvaluateParameters):
+        problem = f"{said}, and metrics score maps of the photo itself, not of a masked one"
+    if problem:
+        raise InvalidParameter(f"{problem}; leave reasons out")
+    if not 0 < parameters.threshold < 1:
+        problem = f"threshold is {parameters.threshold:g}; it can be above 0 and below 1"
+    elif parameters.normalize == "none":
+        problem = "normalize is 'none'; it can be minmax or percentile"
+    elif parameters.size == "layer":
+        problem = "size is 'layer'; it can be image or model"
+    if problem:
+        raise InvalidParameter(f"{problem}, where {said}")
 
 
 def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:

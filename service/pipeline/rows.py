@@ -37,6 +37,7 @@ SCHEMA: Final = pa.schema(
         _column("target_score", pa.float32()),
         _column("method", pa.string()),
         _column("layer", pa.string()),
+        _column("reason", pa.int32()),
         _column("peak_x", pa.int32()),
         _column("peak_y", pa.int32()),
         _column("mass", pa.float32()),
@@ -90,6 +91,7 @@ class Row:
     target_score: float | None = None
     method: str | None = None
     layer: str | None = None
+    reason: int | None = None
     peak_x: int | None = None
     peak_y: int | None = None
     mass: float | None = None
@@ -147,6 +149,7 @@ def row_of(
         target_score=target.score,
         method=facts.method,
         layer=facts.layer,
+        reason=facts.reason,
         peak_x=peak.x if peak else None,
         peak_y=peak.y if peak else None,
         mass=facts.mass,

@@ -61,6 +61,7 @@ PLAUSIBLE: dict[str, some.SearchStrategy[Any]] = {
     "opacity": some.floats(-0.1, 1.1),
     "normalize": some.sampled_from(["minmax", "percentile", "none"]),
     "size": some.sampled_from(["image", "model", "layer"]),
+    "reasons": some.integers(-1, 6),
     "evaluate": some.lists(
         some.sampled_from(["deletion", "stability", "adcc", "energy", "beauty", ""]), max_size=2
     ),

@@ -173,6 +173,8 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
         )
     require_one_class(parameters)
     refused = [name for name in ("fuse", "smooth") if getattr(parameters, name) != "none"]
+    if parameters.reasons > 1:
+        refused.append("reasons")
     if refused:
         raise InvalidParameter(f"an audit compares methods at layers; leave out {refused[0]}")
     metrics = tuple(parameters.evaluate) or DEFAULTS

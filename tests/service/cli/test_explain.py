@@ -98,6 +98,18 @@ def test_several_targets_and_layers_make_a_file_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_each_reason_makes_a_file(tmp_path: Path) -> None:
+    asked = ("--fit", "squash", "--reasons", "3", "--output", str(tmp_path))
+    code, text = explain("docs/photos/coffee.png", *asked)
+    assert code == 0
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == [f"coffee.gradcam{each}.png" for each in (".1", ".2", "")]
+    assert text.count("967 espresso") == 3
+    (first, second, third) = map(float, re.findall(r" (0\.\d{3}) ", text))
+    assert first > 0.8 > 0.2 > second > third  # as docs/methods.md tells
+
+
+@pytest.mark.slow
 def test_a_photo_that_fails_leaves_the_others(tmp_path: Path) -> None:
     (tmp_path / "not.png").write_text("I am a cat")
     code, text = explain(

@@ -106,6 +106,7 @@ def test_the_name_of_a_method_at_a_layer_can_be_read(name: str) -> None:
         (40, {"target": {"class": 1, "against": True}}, "an audit explains one class"),
         (40, {"fuse": "mean"}, "leave out fuse"),
         (40, {"smooth": "eigen"}, "leave out smooth"),
+        (40, {"reasons": 2}, "leave out reasons"),
         (40, {"evaluate": ["energy"]}, "metric 'energy' needs `region`"),
         (40, {"layer": "nowhere"}, "has no layer 'nowhere'"),
         (40, {"method": "odam"}, "cannot do odam"),

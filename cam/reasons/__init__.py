@@ -1,0 +1,1 @@
+"""Evidence layers: the reasons of a model one after the other, on the fixed model."""
