@@ -322,7 +322,15 @@ def audited(folder: Path, *options: str, photos: int = 20) -> Any:
     (folder / "models.toml").write_text(f'[[models]]\nname = "s"\nsource = "{SHAPES}"\n')
     files = ["--models", str(folder / "models.toml"), "--output", str(folder / "out")]
     gradcam = Path(sys.executable).with_name("gradcam")
-    command = [gradcam, "audit", folder / "photos", "--question", QUESTION, *files, *options]
+    command: list[str | Path] = [
+        gradcam,
+        "audit",
+        folder / "photos",
+        "--question",
+        QUESTION,
+        *files,
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 

@@ -68,11 +68,15 @@ export const words = {
   ask: "Ask",
   answering: "Answering …",
   askNeedsPhoto: "The question needs a photo.",
+  // All but eagle, which explains one word that is known before.
   answerMethods: {
     tam: "what the image tokens say, without what earlier words explain (token activation map)",
     logits: "what the image tokens say: the token's logit there (logit lens)",
     gradcam: "hidden states of the image tokens, weighted by their mean gradient",
+    hirescam: "hidden states of the image tokens, times their gradient",
+    legrad: "how far more attention to an image token raises the token's logit, block by block",
     attention: "mean attention to the image tokens; a baseline, which knows no word",
+    rollout: "attention to the image tokens through all blocks; a baseline, which knows no word",
     occlusion: "how much less probable the token is without a part of the photo",
   } as const,
   answerWords: "The words of the answer",
