@@ -6,8 +6,6 @@ from typing import Literal
 
 from typing_extensions import TypeAliasType
 
-from cam.answers.answer import AnswerMethod
-
 # Pydantic repeats a bare Literal wherever it is used, and generators of clients then make a type
 # for each place. A TypeAliasType becomes one component that all places refer to.
 Fit = TypeAliasType("Fit", Literal["crop", "squash", "pad"])
@@ -50,8 +48,20 @@ ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
 ModelKind = TypeAliasType(
     "ModelKind", Literal["classes", "segments", "detections", "value", "answers"]
 )
-AnswerMethodName = TypeAliasType("AnswerMethodName", AnswerMethod)
-WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[AnswerMethod, "auto"])
+# The names of `cam.ANSWER_METHODS`, which clients know without cam.
+_AnswerMethod = Literal[
+    "tam",
+    "logits",
+    "gradcam",
+    "hirescam",
+    "legrad",
+    "attention",
+    "rollout",
+    "occlusion",
+    "eagle",
+]
+AnswerMethodName = TypeAliasType("AnswerMethodName", _AnswerMethod)
+WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[_AnswerMethod, "auto"])
 AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 Mode = TypeAliasType("Mode", Literal["exact", "fast"])
 WantedMode = TypeAliasType("WantedMode", Literal["exact", "fast", "auto"])

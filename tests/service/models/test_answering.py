@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx2
 import numpy as np
@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
 from service.cli.main import cli
 from service.client import Client
+from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.answering import SHAPES
@@ -135,6 +136,11 @@ def test_the_map_of_a_word_is_scored(client: TestClient) -> None:
         "words"
     ]
     assert word["scores"]["pointing"] == 1
+
+
+def test_requests_and_the_library_know_the_same_methods() -> None:
+    """Clients know the names without `cam`."""
+    assert get_args(AnswerMethodName.__value__) == tuple(ANSWER_METHODS)
 
 
 def test_every_method_is_answered(client: TestClient) -> None:
