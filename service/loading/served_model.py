@@ -206,7 +206,8 @@ def _answering(entry: ModelEntry) -> ServedModel:
     model = answering(entry, device, dtype)
     size, reading = OWN_PROCESSOR, Reading(None, "none")
     why = "the model answers questions: ask it by :answer, whose maps are those of words"
-    fingerprint = fingerprint_of(entry, model.model, size, "", Labels.of(()), reading)
+    plain = entry.model_copy(update={"runtime": None})  # PyTorch, whatever is asked for
+    fingerprint = fingerprint_of(plain, model.model, size, "", Labels.of(()), reading)
     audited = _audited(entry, fingerprint, (), ANSWER_METHODS)
     return ServedModel(
         name=entry.name,

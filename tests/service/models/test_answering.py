@@ -375,6 +375,14 @@ def test_audits_that_are_refused(tmp_path: Path, options: list[str], sentence: s
     assert "Traceback" not in done.stderr
 
 
+def test_the_runtime_of_an_entry_does_not_matter() -> None:
+    """So an audit fits, whatever the settings say."""
+    one, other = (
+        load(SHAPES_ENTRY.model_copy(update={"runtime": name})) for name in ("torch", "auto")
+    )
+    assert one.weights == other.weights
+
+
 def test_auto_needs_an_audit(client: TestClient) -> None:
     refused = post(client, question="is", method="auto")
     assert refused.status_code == 422
