@@ -235,8 +235,11 @@ async def deadly(scale: float) -> list[Finding]:
 
 
 async def _count_lives(stage: Stage, lives: set[int]) -> None:
-    """Each process that serves."""
+    """Each process that serves. What an engine starts for a moment, such as `uname`, is none."""
+    before = 0
     while True:
         with suppress(psutil.NoSuchProcess, ValueError):
-            lives.add(stage.engine.pid)
+            if (now := stage.engine.pid) == before:
+                lives.add(now)
+            before = now
         await asyncio.sleep(0.1)
