@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
 from service.batch.inputs import Inputs, open_inputs
 from service.core.errors import ConfigError
 from service.core.files import written_whole
 from service.pipeline.parameters import Parameters
-from service.pipeline.validation import parameter_problem
+from service.pipeline.validation import validated
 
 RECORD: Final = "run.json"
 LOCK: Final = ".lock"
@@ -65,10 +64,7 @@ class RunConfiguration:
             Problem: if the target is invalid.
         """
         own = {} if target is None else {"target": target}
-        try:
-            return Parameters.model_validate({**self.given, **own})
-        except ValidationError as error:
-            raise parameter_problem(error, Parameters) from None
+        return validated(Parameters, {**self.given, **own})
 
     def open(
         self,

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
-from pydantic import ValidationError
 from rich.console import Console
 
 from cam.drift.comparison import expected_worth, needed_photos
@@ -37,7 +36,7 @@ from service.pipeline.images import decoders_heard
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.resolve import questions_of
-from service.pipeline.validation import parameter_problem
+from service.pipeline.validation import validated
 
 Found = tuple[int | None, MapStatistics | None]
 NAMED: Final = 20
@@ -84,10 +83,7 @@ def make_reference(
     console = Console(stderr=True)
     if output is None and sys.stdout.isatty():
         raise ConfigError("a reference is no text: write it to a file, with --output or >")
-    try:
-        parameters = Parameters.model_validate(given)
-    except ValidationError as error:
-        raise parameter_problem(error, Parameters) from None
+    parameters = validated(Parameters, given)
     with decoders_heard():
         made = asyncio.run(_found(source, settings, parameters, model, console))
     reference, failed = made.reference, made.failed

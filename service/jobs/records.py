@@ -6,10 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pydantic import ValidationError
-
 from service.pipeline.parameters import Parameters
-from service.pipeline.validation import parameter_problem
+from service.pipeline.validation import validated
 
 LONGEST_ID: Final = 1000
 """Largest number of characters of an item's id. Ids from archives are whole paths."""
@@ -143,7 +141,4 @@ def parameters_of(sent: str, own: dict[str, Any]) -> Parameters:
     Raises:
         Problem: if they are not valid together.
     """
-    try:
-        return Parameters.model_validate({**json.loads(sent), **own})
-    except ValidationError as error:
-        raise parameter_problem(error, Parameters) from None
+    return validated(Parameters, {**json.loads(sent), **own})
