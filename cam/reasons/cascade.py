@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cam.drawing.heatmap import minmax, resize, symmetric
 from cam.errors import InvalidOption
 from cam.explanation import Explanation
+from cam.methods import INPUT, METHODS
 
 MOST_REASONS: Final = 5
 """Greatest number of reasons of a photo."""
@@ -41,6 +42,13 @@ class Reason(Explanation):
     def title(self) -> str:
         """The number of the reason, and the target in words, with its probability or score."""
         return f"reason {self.number}: {super().title}"
+
+
+def layer_of(explanation: Explanation, fuse: str) -> str | None:
+    """Return the layer at which further reasons are found, so that none of them chooses another;
+    None if the map is not of one layer: of the input, of several levels, or fused."""
+    single = fuse == "none" and not METHODS[explanation.method].levels
+    return explanation.layer if single and explanation.layer != INPUT else None
 
 
 class Cascade:

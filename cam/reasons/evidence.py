@@ -34,8 +34,7 @@ from cam.inputs import (
     reader_of,
     unwrapped,
 )
-from cam.methods import INPUT, METHODS
-from cam.reasons.cascade import Cascade, Reason
+from cam.reasons.cascade import Cascade, Reason, layer_of
 
 
 def evidence_layers(
@@ -116,8 +115,8 @@ def evidence_layers(
                 continue
             cascades[number].add(explanation)
             resolved[number] = explanation.target
-            if not METHODS[explanation.method].levels and options.get("fuse", "none") == "none":
-                asked["layer"] = layer if explanation.layer == INPUT else explanation.layer
+            if name := layer_of(explanation, options.get("fuse", "none")):
+                asked["layer"] = name
     return [
         [
             replace(reason, input=InputPicture(reader_of(model, given, preprocess, number)))

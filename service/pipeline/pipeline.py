@@ -34,8 +34,7 @@ from cam.drawing.heatmap import Box
 from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
-from cam.methods import INPUT, METHODS
-from cam.reasons.cascade import Cascade
+from cam.reasons.cascade import Cascade, layer_of
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.timings import Timings
@@ -531,17 +530,16 @@ class Pipeline:
         """
         seen, until = work.seen, work.until
         asked = {question.method: question for question in work.questions}
+        blank = np.array(replicas.model.preprocessing.blank, np.uint8)
+        height, width = seen.pixels.shape[:2]
         found: list[Explanation] = []
         for turn, explanation in enumerate(answer.explanations):
             question = replace(asked[explanation.method], targets=(explanation.target,))
-            single = question.fuse == "none" and not METHODS[question.method].levels
-            if single and explanation.layer != INPUT:
-                question = replace(question, layers=(explanation.layer,))
-            height, width = seen.pixels.shape[:2]
+            if name := layer_of(explanation, question.fuse):
+                question = replace(question, layers=(name,))
             cascade = Cascade((height, width), parameters.reasons, parameters.threshold)
             cascade.add(explanation)
             while cascade.open:
-                blank = np.array(replicas.model.preprocessing.blank, np.uint8)
                 pixels = np.where(cascade.masked[..., None], blank, seen.pixels)
                 left = (len(answer.explanations) - turn) * parameters.reasons
                 further = replace(

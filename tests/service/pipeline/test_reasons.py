@@ -116,24 +116,23 @@ def test_a_method_of_many_passes(client: TestClient, cat: Image.Image) -> None:
     assert [(each["reason"], each["passes"]["made"]) for each in found] == [(1, 4), (2, 4)]
 
 
-def test_a_stream_has_a_line_for_each(client: TestClient, cat: Image.Image) -> None:
-    response = client.post(
+def two_reasons(client: TestClient, photo: Image.Image, accept: str) -> Any:
+    return client.post(
         f"{MODEL}:explain",
         params={"reasons": "2"},
-        content=encoded(cat),
-        headers={"Content-Type": "image/png", "Accept": "application/x-ndjson"},
+        content=encoded(photo),
+        headers={"Content-Type": "image/png", "Accept": accept},
     )
+
+
+def test_a_stream_has_a_line_for_each(client: TestClient, cat: Image.Image) -> None:
+    response = two_reasons(client, cat, "application/x-ndjson")
     lines = [json.loads(line) for line in response.text.splitlines()]
     assert [line["reason"] for line in lines if "reason" in line] == [1, 2]
 
 
 def test_one_picture_holds_no_reasons(client: TestClient, cat: Image.Image) -> None:
-    response = client.post(
-        f"{MODEL}:explain",
-        params={"reasons": "2"},
-        content=encoded(cat),
-        headers={"Content-Type": "image/png", "Accept": "image/png"},
-    )
+    response = two_reasons(client, cat, "image/png")
     check(response, 406, "not-acceptable", "exactly one map", "asks for 2", "application/json")
 
 
