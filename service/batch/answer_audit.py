@@ -26,6 +26,7 @@ from service.insights.audit.plan import LEAST_PHOTOS, Arm
 from service.insights.audit.recommendation import listed, points_of, recommended, why_none
 from service.insights.audit.summary import summarised
 from service.local.session import LocalSession, local_session
+from service.models.info import ModelInfo
 from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import AUDITED
@@ -116,9 +117,7 @@ async def _audit(run: Run, asked: list[AnswerParameters], most: int) -> Audit:
                         tally.failed += 1
                     tally.done += 1
                     show()
-            summary = _summary(records, failed, [one.method for one in asked]).model_copy(
-                update={"model": served.name, "fingerprint": served.weights}
-            )
+            summary = _summary(served, records, failed, [one.method for one in asked])
     try:
         with written_whole(output / SUMMARY) as temporary:
             temporary.write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -189,13 +188,17 @@ def _record(method: str, found: list[tuple[ExplainedAnswer, str]]) -> ArmRecord:
 
 
 def _summary(
-    records: list[PhotoRecord], failed: list[PhotoFailure], methods: Sequence[str]
+    served: ModelInfo,
+    records: list[PhotoRecord],
+    failed: list[PhotoFailure],
+    methods: Sequence[str],
 ) -> Audit:
     arms = [summarised(Arm.of(name), records, tuple(METRICS)) for name in methods]
     showing = [arm.method for arm in arms if arm.photos]
     # The formula of some methods knows no word, though their maps differ from place to place.
-    able = [name for name in showing if name not in BLIND]
-    able = [arm.method for arm in arms if arm.method in able and not arm.class_blind]
+    able = [
+        arm.method for arm in arms if arm.photos and not arm.class_blind and arm.method not in BLIND
+    ]
     points, photos = points_of(records, able, tuple(METRICS))
     arms = [arm.model_copy(update={"points": points.get(arm.method)}) for arm in arms]
     reason = why_none(len(records), arms, showing, able, photos)
@@ -208,8 +211,8 @@ def _summary(
         )
         findings.append(Finding(kind="hardly depends on the class", sentence=sentence, arms=blind))
     return Audit(
-        model="",
-        fingerprint="",
+        model=served.name,
+        fingerprint=served.weights,
         made=max((record.measured or "" for record in records), default=""),
         photos=len(records),
         failed=failed,
