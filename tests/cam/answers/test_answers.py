@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_answer
-from cam.answers.answer import AnswerToken, words_of
+from cam.answers.answer import PASSES, AnswerToken, words_of
 from cam.answers.explain import answer_in_steps
-from cam.answers.methods import OWN_PASSES, blurred
+from cam.answers.methods import OWN_PASSES, blurred, likely
 from cam.errors import CamError, InvalidOption, InvalidPrompt, ModelError
 from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
@@ -279,6 +279,21 @@ def test_eagle_is_the_papers_greedy_search(
     expected[order] = np.append(np.cumsum(gains[:0:-1])[::-1], 0) / sum(gains[1:])
     close(found.tokens[1].map, expected.reshape(3, 3), rtol=1e-2, atol=1e-3)
     assert asked(llava, method="eagle", word="dog", **given).tokens[0].map is None
+
+
+@pytest.mark.parametrize("method", PASSES)
+def test_the_passes_are_as_many_as_is_said(
+    llava: VisionLanguageModel, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return likely(*given)
+
+    monkeypatch.setattr("cam.answers.methods.likely", counted)
+    asked(llava, answer="a red cat", method=method, word="cat", evidence=False)
+    assert len(made) == PASSES[method]
 
 
 def test_a_given_answer_is_read_as_the_models_own(llava: VisionLanguageModel) -> None:
