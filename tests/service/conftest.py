@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -118,3 +120,22 @@ def encoded(image: Image.Image, format: str = "PNG", **options: object) -> bytes
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     rng = np.random.default_rng(seed)
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def values(explanation: Any) -> np.ndarray[Any, Any]:
+    """Return the numbers or gray levels of an explanation's map."""
+    heatmap = explanation["heatmap"]
+    data = base64.b64decode(heatmap["data"])
+    if heatmap["encoding"] == "png":
+        return np.asarray(Image.open(BytesIO(data)))
+    return np.frombuffer(data, "<f4").reshape(heatmap["shape"])
+
+
+def comparable(document: Any) -> Any:
+    """Return an answer with the pixels of its maps: files of equal pixels may differ in a byte."""
+    if isinstance(document, list):
+        return [comparable(each) for each in document]
+    if not isinstance(document, dict):
+        return document
+    shown = {key: comparable(each) for key, each in document.items() if key != "heatmap"}
+    return shown | ({"heatmap": values(document).tolist()} if "heatmap" in document else {})

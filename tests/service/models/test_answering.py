@@ -31,7 +31,7 @@ from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from tests.answering import family
 from tests.scenes import Scene, Thing, make_scene
-from tests.service.conftest import encoded, running_app
+from tests.service.conftest import encoded, running_app, values
 from tests.service.live import ROOT, serving
 from tests.service.test_readme import alike
 
@@ -57,13 +57,6 @@ def post(client: Any, model: str = "shapes", accept: str = "application/json", *
     headers = {"Content-Type": "image/png", "Accept": accept}
     path = f"/v1/models/{model}:answer"
     return client.post(path, content=PICTURE, params=query, headers=headers)
-
-
-def grid(heatmap: Any) -> Any:
-    data = base64.b64decode(heatmap["data"])
-    if heatmap["encoding"] == "float32":
-        return np.frombuffer(data, "<f4").reshape(heatmap["shape"])
-    return np.asarray(Image.open(BytesIO(data)))
 
 
 def test_each_word_lies_where_it_is_seen(client: TestClient) -> None:
@@ -109,7 +102,7 @@ def test_a_word_a_phrase_and_the_sheet_are_pictures(client: TestClient) -> None:
     told = post(client, question=QUESTION, word="blue square", output="overlay", size="image")
     (word,) = told.json()["answers"][0]["words"]
     assert (word["text"], word["tokens"]) == ("blue square", 2)
-    assert grid(word["heatmap"]).shape == (192, 192)
+    assert values(word).shape == (192, 192)
     assert Image.open(BytesIO(base64.b64decode(word["overlay"]["data"]))).size == (192, 192)
 
 
@@ -148,7 +141,7 @@ def test_every_method_is_answered(client: TestClient) -> None:
         query: dict[str, Any] = {"question": QUESTION, "word": "blue", "method": method}
         (answer,) = post(client, **query).json()["answers"]
         assert answer["method"] == method
-        assert grid(answer["words"][0]["heatmap"]).max() > 0
+        assert values(answer["words"][0]).max() > 0
         assert len(answer["warnings"]) == (method in ("attention", "rollout"))
 
 
@@ -194,7 +187,7 @@ def test_http_has_the_librarys_map(client: TestClient) -> None:
     assert "cut off after 3 tokens" in answer["warnings"][0]
     for word, mine in zip(answer["words"], found.words, strict=True):
         assert mine.map is not None
-        np.testing.assert_allclose(grid(word["heatmap"]), mine.map, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(values(word), mine.map, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
-from tests.service.conftest import encoded, running_app
+from tests.service.conftest import encoded, running_app, values
 
 FACTORIES = "factory:tests.service.factories:"
 # A white photo has three channels of 1.
@@ -212,7 +211,3 @@ def test_the_fingerprint_knows_the_activation() -> None:
     auto, same, other, features = (load(entry).fingerprint for entry in entries)
     assert auto == same
     assert len({auto, other, features}) == 3
-
-
-def values(explanation: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(Image.open(BytesIO(base64.b64decode(explanation["heatmap"]["data"]))))

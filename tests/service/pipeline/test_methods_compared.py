@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from cam import METHODS, spearman
 from service.core.settings import Settings
 from service.models.catalog import read_catalog
-from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, running_app
+from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, running_app, values
 
 CATALOG = """
 [[models]]
@@ -52,11 +52,6 @@ def explained(client: httpx2.Client, photo: bytes, **query: Any) -> list[dict[st
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["explanations"]
     return found
-
-
-def values(explanation: dict[str, Any]) -> np.ndarray[Any, Any]:
-    heatmap = explanation["heatmap"]
-    return np.frombuffer(base64.b64decode(heatmap["data"]), "<f4").reshape(heatmap["shape"])
 
 
 def test_methods_are_compared_at_one_layer(tuned: TestClient, cat: bytes) -> None:

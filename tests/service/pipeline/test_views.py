@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from cam.drawing.heatmap import Region, hot_region
 from cam.drawing.overlay import COLORMAPS, colorize, contour, paint
-from tests.service.conftest import CAT, MODEL
+from tests.service.conftest import CAT, MODEL, values
 from tests.service.http.test_bad_input import check
 
 EXPLAIN = f"{MODEL}:explain"
@@ -36,14 +36,6 @@ def picture(client: TestClient, photo: bytes, **query: Any) -> np.ndarray:
     response = client.post(EXPLAIN, params=query, content=photo, headers=headers)
     assert response.status_code == 200, response.text
     return np.asarray(Image.open(io.BytesIO(response.content)))
-
-
-def values(found: dict[str, Any]) -> np.ndarray:
-    heatmap = found["heatmap"]
-    data = base64.b64decode(heatmap["data"])
-    if heatmap["encoding"] == "png":
-        return np.asarray(Image.open(io.BytesIO(data)), np.float32)
-    return np.frombuffer(data, "<f4").reshape(heatmap["shape"])
 
 
 def test_a_signed_map_keeps_zero_and_both_sides(client: TestClient, cat: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from io import BytesIO
 from itertools import permutations
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from tests.service.conftest import CAT, MODEL, encoded
+from tests.service.conftest import CAT, MODEL, encoded, values
 
 EXPLAIN = f"{MODEL}:explain"
 PNG = {"Content-Type": "image/png"}
@@ -23,11 +22,6 @@ def explain(client: TestClient, photo: Image.Image, **query: Any) -> dict[str, A
     response = client.post(EXPLAIN, params=query, content=encoded(photo), headers=PNG)
     (found,) = response.json()["explanations"]
     return dict(found)
-
-
-def values(explanation: dict[str, Any]) -> np.ndarray:
-    data = base64.b64decode(explanation["heatmap"]["data"])
-    return np.frombuffer(data, "<f4").reshape(explanation["heatmap"]["shape"])
 
 
 @pytest.mark.slow
