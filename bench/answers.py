@@ -91,6 +91,7 @@ def measure(model: VisionLanguageModel, tokens: int, rounds: int) -> None:
         "attention": partial(ours, method="attention", evidence=False),
         "gradcam": partial(ours, method="gradcam", evidence=False),
         "legrad": partial(ours, method="legrad", evidence=False),
+        "attnlrp": partial(ours, method="attnlrp", evidence=False),
     }
     for work in kinds.values():
         work()

@@ -48,7 +48,7 @@ BUDGETS: Final = {
 explained."""
 LEFT_OUT: Final = (
     *("sscam", "iscam", "odam", "drise", "lrp"),
-    *("rollout", "chefer", "agcam", "legrad", "gradeclip"),
+    *("rollout", "chefer", "agcam", "legrad", "gradeclip", "attnlrp"),
 )
 """Methods of 2,560 passes, and those of detectors and transformers."""
 RESAMPLES: Final = 2000

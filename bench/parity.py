@@ -98,7 +98,8 @@ the peer gets a model whose parameters are not frozen (else it fails where the h
 for cam the name of the head, for guidedgradcam `interpolate_mode="bilinear"`. Not compared: \
 sscam, whose noise torchcam draws in another order, for all channels at once, and adds to channels \
 that are scaled already; refinecam, whose peer resizes each layer's map to the photo before it \
-multiplies; rise, rollout, chefer, agcam, legrad and gradeclip, which no peer has.
+multiplies; rise, rollout, chefer, agcam, legrad and gradeclip, which no peer has; attnlrp, whose \
+peer does not import beside transformers 5.
 """
 OMITTED = {
     "scorecam * vit_b_16": "768 channels, a pass for each, of a model that takes no smaller input: "

@@ -15,6 +15,7 @@ from cam.answers.image_tokens import on_photo
 from cam.answers.vision_language import Asked, Photo, VisionLanguageModel
 from cam.drawing.heatmap import Float
 from cam.errors import ModelError
+from cam.hooks.relevance_rules import RelevanceRules
 
 Maps = Generator[AnswerProgress, None, list[Float]]
 Passes = Callable[[VisionLanguageModel, Asked, Sequence[int]], Maps]
@@ -38,13 +39,34 @@ def gradcam(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> 
     for the logit y of each token, with the hidden states h_n of the image tokens. One pass of the
     whole answer, and one backward pass for each token from there on.
     """
-    return _weighted("gradcam", model, asked, tokens, lambda h, slopes: h @ slopes.mean(0))
+    return _weighted("gradcam", model, asked, tokens, _middle(model), lambda h, g: h @ g.mean(0))
 
 
 def hirescam(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """HiResCAM at the input of the middle block of the language model (Draelos and Carin 2020):
     relu(Σ_d h_nd · ∂y / ∂h_nd), in the passes of `gradcam`."""
-    return _weighted("hirescam", model, asked, tokens, lambda h, slopes: (h * slopes).sum(1))
+    return _weighted("hirescam", model, asked, tokens, _middle(model), _product)
+
+
+def attnlrp(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
+    """AttnLRP of the language model (Achtibat et al., ICML 2024): relu(Σ_d h_nd · ∂y / ∂h_nd) for
+    the image tokens n as the first block reads them, where the gradient is that of the rules for
+    language models (ε): see `cam.hooks.relevance_rules`. One pass of the whole answer, and one
+    backward pass for each token through all blocks.
+
+    Raises:
+        MethodUnsuited: if the model has an operation without a rule.
+    """
+    return _weighted("attnlrp", model, asked, tokens, _blocks(model)[0], _product, by_rules=True)
+
+
+def _product(states: Tensor, slopes: Tensor) -> Tensor:
+    return (states * slopes).sum(1)
+
+
+def _middle(model: VisionLanguageModel) -> nn.Module:
+    blocks = _blocks(model)
+    return blocks[len(blocks) // 2]
 
 
 def _weighted(
@@ -52,13 +74,22 @@ def _weighted(
     model: VisionLanguageModel,
     asked: Asked,
     tokens: Sequence[int],
+    block: nn.Module,
     weighted: Callable[[Tensor, Tensor], Tensor],
+    *,
+    by_rules: bool = False,
 ) -> Maps:
-    """Make each token's map (N,) of the image tokens' states (N, D) and their gradient."""
-    blocks = _blocks(model)
+    """Make each token's map (N,) of the image tokens' states (N, D) at the input of a block, and
+    their gradient."""
     seen: list[Tensor] = []
-    with _inputs(blocks[len(blocks) // 2], seen), torch.enable_grad():
+    with ExitStack() as scope:
+        scope.enter_context(torch.enable_grad())
+        scope.enter_context(_inputs(block, seen))
+        if by_rules:
+            rules = scope.enter_context(RelevanceRules(model.model))
         read, _ = model.read(asked, tokens, use_cache=False)
+    if by_rules:
+        rules.require_all()
     states = seen[0].detach()[0, asked.image].float()
     maps: list[Float] = []
     for number, token in enumerate(tokens):
@@ -226,6 +257,7 @@ OWN_PASSES: Final[Mapping[AnswerMethod, Passes]] = {
     "gradcam": gradcam,
     "hirescam": hirescam,
     "legrad": legrad,
+    "attnlrp": attnlrp,
     "attention": attention,
     "rollout": rollout,
     "occlusion": occlusion,
@@ -238,6 +270,8 @@ def kept_by(model: VisionLanguageModel, method: AnswerMethod) -> dict[str, int]:
     """Return what a method keeps in memory, as `VisionLanguageModel.bytes_of` takes it."""
     if method in ("gradcam", "hirescam"):
         return {"graded": len(blocks := _blocks(model)) - len(blocks) // 2}
+    if method == "attnlrp":
+        return {"graded": len(_blocks(model))}
     return {
         "graded": int(method == "legrad"),
         "attended": int(method in ("legrad", "attention", "rollout")),

@@ -253,6 +253,12 @@ _BUILT_IN: Final[dict[str, Method]] = {
             signed=True,
         ),
         _at_input(
+            "attnlrp",
+            "the same for transformers, through attention by rules of its own",
+            function="cam.methods.attnlrp:attnlrp",
+            signed=True,
+        ),
+        _at_input(
             "rollout",
             "attention followed from layer to layer, whatever the class",
             function="cam.methods.attention:rollout",

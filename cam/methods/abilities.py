@@ -11,6 +11,7 @@ from cam.hooks.guidance import GuidedRectifiers
 from cam.hooks.inference import evaluating
 from cam.methods import METHODS
 from cam.methods.attention import attention_problems
+from cam.methods.attnlrp import attnlrp_problem
 from cam.methods.biases import require_biases
 from cam.methods.head import pooled_head
 from cam.methods.perturbation import NO_VALUES
@@ -44,6 +45,8 @@ def unsuited(
         problems["fullgrad"] = str(error)
     if not (stop := gradient_stop(model)) and (problem := lrp_problem(model, image, reading)):
         problems["lrp"] = problem
+    if not stop and (problem := attnlrp_problem(model, image, reading)):
+        problems["attnlrp"] = problem
     if output.detections is None:
         problems |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.kind != "classes":

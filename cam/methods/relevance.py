@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from cam.errors import MethodUnsuited
 from cam.hooks.inference import evaluating
+from cam.hooks.relevance_rules import PLAIN, require_rules
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.outputs.output import forward
@@ -42,15 +43,6 @@ _RULED: Final[tuple[type[nn.Module], ...]] = (
 )
 """Modules for which the composite has a rule, or that pass on relevance as they pass on numbers.
 Their subclasses may compute something else."""
-_PLAIN: Final = frozenset(
-    {
-        *("__get__", "__getitem__", "size", "dim", "numel", "clone", "contiguous", "float"),
-        *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute"),
-        *("transpose", "cat", "concat", "stack", "chunk", "split", "relu", "relu_", "dropout"),
-        *("max_pool2d", "boolean_dispatch"),
-    }
-)
-"""Functions through which relevance flows as the gradient does."""
 
 
 def lrp(subject: Subject) -> Steps:
@@ -111,7 +103,7 @@ def ruled(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> nn.Module
         if (isinstance(module, _WEIGHTED) or not any(True for _ in module.children()))
         and type(module) not in _RULED
     }
-    _require_rules(foreign)
+    require_rules(foreign)
     for module in model.modules():
         if isinstance(module, _BatchNorm) and (module.weight is None or module.running_var is None):
             raise MethodUnsuited("it needs batch normalisations with weights and statistics")
@@ -139,7 +131,7 @@ def ruled(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> nn.Module
         with _Functions(copied, (*_RULED, layer.Sum)) as functions:
             copied(image.clone())
         (changed,) = forward(copied, image.clone(), reading)
-    _require_rules(functions.foreign)
+    require_rules(functions.foreign)
     assert changed.logits is not None
     off = (changed.logits - output.logits).abs().max()
     if not bool(off <= SAME * output.logits.abs().max()):
@@ -165,19 +157,6 @@ def _require_conserved(sums: Tensor) -> None:
         raise MethodUnsuited(
             f"lrp is to share out the whole score, and what arrives at the photo is {worst:.0%} of "
             "it: the rules do not fit this model"
-        )
-
-
-def _require_rules(foreign: set[str]) -> None:
-    """Check that there are no operations without a rule.
-
-    Raises:
-        MethodUnsuited: if there are some; the message names them.
-    """
-    if foreign:
-        raise MethodUnsuited(
-            f"it needs a rule for each operation: {', '.join(sorted(foreign))} of this model has "
-            "none"
         )
 
 
@@ -235,6 +214,6 @@ class _Functions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        if not self._inside and name not in _PLAIN:
+        if not self._inside and name not in PLAIN:
             self.foreign.add(name)
         return func(*args, **(kwargs or {}))

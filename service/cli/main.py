@@ -10,11 +10,12 @@ import threading
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from service import __version__
+from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError, Problem
 from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
@@ -200,9 +201,7 @@ def answer(
     ] = None,
     method: Annotated[
         str,
-        typer.Option(
-            help="tam, logits, gradcam, hirescam, legrad, attention, rollout, occlusion or eagle."
-        ),
+        typer.Option(help=f"One of {', '.join(get_args(AnswerMethodName.__value__))}."),
     ] = "tam",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),

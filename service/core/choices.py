@@ -55,6 +55,7 @@ _AnswerMethod = Literal[
     "gradcam",
     "hirescam",
     "legrad",
+    "attnlrp",
     "attention",
     "rollout",
     "occlusion",

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 DETECTING = ("odam", "drise")
 """The methods that explain boxes of detectors alone."""
-ATTENDING = ("rollout", "chefer", "agcam", "legrad", "gradeclip")
+MATRICES = ("rollout", "chefer", "agcam", "legrad", "gradeclip")
+"""Those that read the matrices of attention."""
+ATTENDING = (*MATRICES, "attnlrp")
 """Those that need a transformer."""
 
 

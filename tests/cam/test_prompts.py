@@ -15,7 +15,7 @@ from PIL import Image
 
 from cam import ClassTarget, Output, PromptClassifier, TextTarget, explain
 from cam.errors import InvalidPrompt, InvalidTarget, MethodUnsuited, ModelError
-from tests.cam.nets import ATTENDING
+from tests.cam.nets import ATTENDING, MATRICES
 from tests.image_text import (
     KINDS,
     LONGEST,
@@ -74,7 +74,7 @@ def test_the_logits_are_those_of_the_model_of_open_clip(kind: str) -> None:
         (
             "ResNet",
             "visual.layer4",
-            dict.fromkeys(ATTENDING, "this model's attention, 5, do not"),
+            dict.fromkeys(MATRICES, "this model's attention, 5, do not"),
         ),
         ("SigLIP", "visual.trunk.norm", dict.fromkeys(UNPOOLED, "one query for 16")),
         ("CoCa", "visual.attn_pool.ln_k", dict.fromkeys(UNPOOLED, "256 queries and")),

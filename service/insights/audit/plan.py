@@ -34,6 +34,7 @@ USUAL: Final = (
     *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam", "finercam"),
     *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "agcam", "legrad"),
     "gradeclip",
+    "attnlrp",
 )
 """Methods that are audited if none are named: those of one pass, where the model suits them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import cv2
@@ -208,6 +209,51 @@ def test_legrad_is_the_gradient_of_each_blocks_own_logit(eager: VisionLanguageMo
     close(token.map, expected, rtol=1e-2, atol=1e-4 * float(expected.max()))
 
 
+def passing_back(x: torch.Tensor, part: float) -> torch.Tensor:
+    return x * part + (x * (1 - part)).detach()
+
+
+def with_rules(module: Any) -> Any:
+    """Return a copy of a model whose blocks pass back relevance: by changed modules, where cam
+    changes functions."""
+    module = copy.deepcopy(module)
+
+    def norm(self: Any, x: torch.Tensor) -> Any:
+        power = x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon
+        return self.weight * x / power.sqrt().detach()
+
+    def gated(self: Any, x: torch.Tensor) -> Any:
+        gate = self.gate_proj(x)
+        open_by = (torch.sigmoid(gate) * gate / gate).detach() * gate
+        return self.down_proj(passing_back(open_by * self.up_proj(x), 0.5))
+
+    text = module.model.language_model
+    for part in text.modules():
+        if type(part).__name__ == "Qwen2RMSNorm":
+            part.forward = MethodType(norm, part)
+        elif type(part).__name__ == "Qwen2MLP":
+            part.forward = MethodType(gated, part)
+    for block in text.layers:
+        for name, share in (("q_proj", 0.25), ("k_proj", 0.25), ("v_proj", 0.5)):
+            getattr(block.self_attn, name).register_forward_hook(
+                lambda layer, given, output, share=share: passing_back(output, share)
+            )
+    return module
+
+
+def test_attnlrp_is_the_gradient_of_modules_with_its_rules(llava: VisionLanguageModel) -> None:
+    found = asked(llava, max_tokens=3, method="attnlrp", evidence=False)
+    inputs, length, image = whole(llava, [token.id for token in found.tokens])
+    output = with_rules(llava.model)(**inputs, output_hidden_states=True)
+    first = output.hidden_states[0]
+    for number, token in enumerate(found.tokens):
+        logit = output.logits[0, length - 1 + number, token.id]
+        (slopes,) = torch.autograd.grad(logit, first, retain_graph=True)
+        expected = (first * slopes)[0, image].sum(1).relu().detach().reshape(8, 8)
+        assert expected.any()
+        close(token.map, expected, rtol=1e-3, atol=1e-6)
+
+
 def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel) -> None:
     found = asked(llava, max_tokens=2, method="occlusion", evidence=False)
     changed = PHOTO.copy()
@@ -231,7 +277,7 @@ def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_methods_know_the_blocks_of_every_family(name: str) -> None:
     model = VisionLanguageModel(*family(name))
-    for method in ("gradcam", "hirescam", "legrad", "attention", "rollout"):
+    for method in ("gradcam", "hirescam", "legrad", "attnlrp", "attention", "rollout"):
         found = asked(model, answer="a red cat", method=method, evidence=False)
         heat = [token.map for token in found.tokens]
         assert all(one is not None and np.isfinite(one).all() for one in heat)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cam import explain
 from cam.errors import MethodUnsuited
 from cam.methods.attention import attention_problems
-from tests.cam.nets import ATTENDING, hook_count, images
+from tests.cam.nets import MATRICES, hook_count, images
 
 METHODS = ("rollout", "chefer", "agcam", "legrad")
 SMALL = {"img_size": 64, "embed_dim": 48, "num_heads": 3, "depth": 2}
@@ -96,8 +96,8 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
     words, options = REFUSED[name]
     model, x = built(name, options), images(1, size=side(name))
     reasons = attention_problems(model, x)
-    assert set(reasons) == set(ATTENDING)
-    for method in ATTENDING:
+    assert set(reasons) == set(MATRICES)
+    for method in MATRICES:
         with pytest.raises(MethodUnsuited, match=words) as error:
             explain(model, x, target=3, method=method)
         assert str(error.value) == reasons[method]
@@ -117,7 +117,7 @@ def test_what_is_not_refused_is_done(name: str) -> None:
         with pytest.raises(MethodUnsuited) as error:
             explain(model, x, target=3, method="gradeclip")
         assert str(error.value) == reasons["gradeclip"]
-    for method in set(ATTENDING) - set(reasons):
+    for method in set(MATRICES) - set(reasons):
         (found,) = explain(model, x, target=3, method=method)
         assert found.map.shape == (cells, cells)
         assert np.isfinite(found.map).all()

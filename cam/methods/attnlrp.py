@@ -1,0 +1,81 @@
+"""AttnLRP: layer-wise relevance propagation for transformers, by rules of this package."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from cam.errors import MethodUnsuited
+from cam.hooks.inference import evaluating
+from cam.hooks.relevance_rules import RelevanceRules
+from cam.methods.progress import Progress
+from cam.methods.subject import Attribution, Steps, Subject
+from cam.outputs.output import forward
+from cam.outputs.reading import AUTO, Reading
+from cam.targets import ClassTarget, TextTarget
+
+LINEAR: Final = 0.05
+"""γ of linear layers, of the paper's maps of vision transformers."""
+CONVOLUTION: Final = 0.25
+"""γ of convolutions."""
+
+
+def attnlrp(subject: Subject) -> Steps:
+    """map = relu(Σ_c R_c), R = x ⊙ ∂y/∂x for the image x, where the backward pass of each operation
+    is that of its rule: see `RelevanceRules`.
+
+    Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers",
+    ICML 2024: equations 8 to 15, and γ in linear layers and convolutions (section 3.3.1 and
+    appendix) against the noise of vision transformers. Biases and the softmax keep a part, so the
+    relevance does not add up to y.
+
+    Raises:
+        MethodUnsuited: if a target is not a logit, if the model has no attention, or an operation
+            without a rule.
+    """
+    for target in subject.targets:
+        if not isinstance(target, ClassTarget | TextTarget) or (
+            isinstance(target, ClassTarget) and target.of != "logit"
+        ):
+            raise MethodUnsuited("attnlrp shares out the logit of a class or text, no other score")
+    with evaluating(subject.model), _rules(subject.model) as rules:
+        slopes = subject.gradients(subject.image)[:, 0]
+    _require_attention(rules)
+    yield Progress(1, 1)
+    return Attribution((slopes * subject.image[0].float()).sum(1))
+
+
+def attnlrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str | None:
+    """Return the reason why a model has no AttnLRP for images like `image`, (1, C, H, W), as half a
+    sentence; None if it has one."""
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            evaluating(model),
+            _rules(model) as rules,
+        ):
+            (output,) = forward(model, image.clone().requires_grad_(), reading)
+            if output.logits is None:
+                return "it shares out the logit of a class or text: it needs a classifier"
+        _require_attention(rules)
+    except MethodUnsuited as error:
+        return str(error)
+    return None
+
+
+def _rules(model: nn.Module) -> RelevanceRules:
+    return RelevanceRules(model, linear=LINEAR, convolution=CONVOLUTION)
+
+
+def _require_attention(rules: RelevanceRules) -> None:
+    """Check what a pass has met.
+
+    Raises:
+        MethodUnsuited: if it met no attention, or an operation without a rule.
+    """
+    if not rules.attends:
+        raise MethodUnsuited("it needs attention: this model has none")
+    rules.require_all()
