@@ -83,10 +83,18 @@ def measure(model: VisionLanguageModel, tokens: int, rounds: int) -> None:
     def ours(**options: Any) -> None:
         explain_answer(model, photo, QUESTION, AnswerOptions(max_tokens=tokens, **options))
 
+    keeping = VisionLanguageModel(model.model, model.processor, photos=2)
+    keeping.check()
+
+    def further(**options: Any) -> None:
+        explain_answer(keeping, photo, QUESTION, AnswerOptions(max_tokens=tokens, **options))
+
     kinds: dict[str, Callable[[], object]] = {
         "generate": plain,
         "tam": partial(ours, evidence=False),
         "tam and evidence": ours,
+        "tam of a further question about the photo": partial(further, evidence=False),
+        "tam and evidence of a further question": further,
         "logits": partial(ours, method="logits", evidence=False),
         "attention": partial(ours, method="attention", evidence=False),
         "gradcam": partial(ours, method="gradcam", evidence=False),

@@ -140,7 +140,7 @@ def _greedy(
     """Yield what was read last, the logits of the next token (V,) and the most probable one; None
     for the token that ends the answer."""
     with torch.no_grad():
-        read, output = model.read(asked, use_cache=True)
+        read, output = model.read(asked, use_cache=True, by_prefix=True)
     turns = model.turns
     for number in range(most):
         token = int(read.logits[-1].argmax())
@@ -156,7 +156,7 @@ def _forced(
 ) -> Generator[tuple[Read, Tensor, int | None], None, None]:
     """Yield the same of given tokens, which are read in one pass."""
     with torch.no_grad():
-        read, _ = model.read(asked, tokens, use_cache=False)
+        read, _ = model.read(asked, tokens, by_prefix=True)
     for number, token in enumerate(tokens):
         stop = asked.length + number
         first = 0 if number == 0 else stop - 1

@@ -87,7 +87,7 @@ def _weighted(
         scope.enter_context(_inputs(block, seen))
         if by_rules:
             rules = scope.enter_context(RelevanceRules(model.model))
-        read, _ = model.read(asked, tokens, use_cache=False)
+        read, _ = model.read(asked, tokens)
     if by_rules:
         rules.require_all()
     states = seen[0].detach()[0, asked.image].float()
@@ -135,7 +135,7 @@ def legrad(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> M
             stack.enter_context(_inputs(block, seen))
             stack.callback(block.register_forward_hook(measure).remove)
         with torch.enable_grad():
-            model.read(asked, tokens, use_cache=False)
+            model.read(asked, tokens)
     yield AnswerProgress(1, 1, "legrad")
     return [on_photo(row, asked.tiles) for row in (heat / len(blocks)).cpu().numpy()]
 
@@ -152,7 +152,7 @@ def attention(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -
         rows.add_(weights[0].float().mean(0)[said][:, asked.image], alpha=1 / len(blocks))
 
     with _attentions(model, blocks, add), torch.no_grad():
-        model.read(asked, tokens, use_cache=False)
+        model.read(asked, tokens)
     yield AnswerProgress(1, 1, "attention")
     return [on_photo(row, asked.tiles) for row in rows.cpu().numpy()]
 
@@ -170,7 +170,7 @@ def rollout(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> 
         torch.lerp(flows, weights[0].float().mean(0) @ flows, 0.5, out=flows)
 
     with _attentions(model, blocks, follow), torch.no_grad():
-        model.read(asked, tokens, use_cache=False)
+        model.read(asked, tokens)
     yield AnswerProgress(1, 1, "rollout")
     rows = flows[asked.length - 1 : length - 1][:, asked.image]
     return [on_photo(row, asked.tiles) for row in rows.cpu().numpy()]
@@ -288,7 +288,7 @@ def blurred(photo: Photo) -> Photo:
 def likely(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Float:
     """Return the log-probability of each token, float32 (T,)."""
     with torch.no_grad():
-        read, _ = model.read(asked, tokens, use_cache=False)
+        read, _ = model.read(asked, tokens, by_prefix=True)
     rows = read.logits[:-1].log_softmax(-1)
     found: Float = rows[torch.arange(len(tokens)), list(tokens)].cpu().numpy()
     return found

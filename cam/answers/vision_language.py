@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +34,35 @@ SIZES: Final = 16
 """Number of sizes of photos whose tiles are kept."""
 LEAST_SIDE: Final = 16
 """Least width and height of a photo, in pixels: of a smaller one, places cannot be told."""
+MAX_PREFIX_BYTES: Final = 256 << 20
+"""Largest number of bytes that are kept of a photo in front of questions."""
 Photo = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What a model made of the tokens up to the last one of the photo, which stand before every
+    question about it."""
+
+    ids: Tensor
+    """int64 (m,)"""
+    cache: Callable[[], Any]
+    """Makes a cache of the keys and values of each block, to read on from."""
+    hidden: Tensor
+    """The last hidden states, float32 (m, D)."""
+    turns: Any
+    """See `VisionLanguageModel.turns`."""
+
+
+@dataclass(eq=False)
+class Encoding:
+    """What a model made of a photo, for its further passes; empty until it has read it."""
+
+    kept: bool = False
+    """Whether further questions find it."""
+    outputs: dict[str, Any] = field(default_factory=dict)
+    """Of the image encoder."""
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +81,7 @@ class Asked:
     tiles: list[Tile]
     spaced: bool
     """Whether an answer needs no space before its first word."""
-    encoded: dict[str, Any]
-    """What the image encoder makes of the photo: empty until the model has read it, and taken from
-    here in further passes."""
+    encoded: Encoding
 
     @property
     def length(self) -> int:
@@ -119,7 +145,10 @@ class VisionLanguageModel:
         ends = getattr(model.generation_config, "eos_token_id", None)
         ends = tokenizer.eos_token_id if ends is None else ends
         self.ends: frozenset[int] = frozenset([ends] if isinstance(ends, int) else ends or ())
-        self._encoded: LRUCache[bytes, dict[str, Any]] = LRUCache(photos)
+        self._encoded: LRUCache[bytes, Encoding] = LRUCache(photos)
+        self._prefixes = False
+        """Whether what the model makes of a photo does not depend on the question behind it: see
+        `check`."""
         self._takes_encoded = "mm_encoder_outputs" in inspect.signature(model.forward).parameters
         self._type = 0
         """Type of an answer's tokens among `token_type_ids` and the like."""
@@ -236,24 +265,33 @@ class VisionLanguageModel:
             kept: whether the photo will be read again for further questions, and is not a change
                 that is made once.
         """
-        encoded = self._encoding_of(photo) if kept else {}
+        encoded = self._encoding_of(photo) if kept else Encoding()
         inputs = self._processed(photo, asked.text)
         return replace(asked, photo=photo, inputs=inputs, encoded=encoded)
 
-    def _encoding_of(self, photo: Photo) -> dict[str, Any]:
-        """Return the place for the encoding of a photo, which is filled if it is known."""
+    def _encoding_of(self, photo: Photo) -> Encoding:
+        """Return the encoding of a photo, which is filled if it is known."""
         if not self._encoded.maxsize:
-            return {}
+            return Encoding()
         digest = hashlib.blake2b(np.ascontiguousarray(photo).data, digest_size=16)
         digest.update(str(photo.shape).encode())
-        return self._encoded.setdefault(digest.digest(), {})
+        return self._encoded.setdefault(digest.digest(), Encoding(kept=True))
 
-    def read(self, asked: Asked, tokens: Sequence[int] = (), **wanted: Any) -> tuple[Read, Any]:
+    def read(
+        self,
+        asked: Asked,
+        tokens: Sequence[int] = (),
+        *,
+        use_cache: bool = False,
+        by_prefix: bool = False,
+    ) -> tuple[Read, Any]:
         """Read the question and, behind it, tokens of an answer, in one pass. Return what the model
         makes of each token, with the logits from the question's last token on, and its output.
 
         Args:
-            wanted: further arguments of the model's forward, such as `use_cache`.
+            use_cache: whether the output has a cache, to read on from.
+            by_prefix: whether the tokens up to the last one of the photo may be left out, if an
+                earlier pass has read them. Hooks then see the others alone.
         """
         inputs = dict(asked.inputs)
         if tokens:
@@ -264,14 +302,40 @@ class VisionLanguageModel:
                     fill = torch.full_like(more, 1 if name == "attention_mask" else self._type)
                     inputs[name] = torch.cat([values, fill.to(values.dtype)], 1)
             inputs["input_ids"] = torch.cat([ids, more], 1)
+        keep = by_prefix and self._prefixes and asked.encoded.kept
+        prefix, stop = asked.encoded.prefix if keep else None, int(asked.image[-1]) + 1
+        if prefix and torch.equal(prefix.ids, inputs["input_ids"][0, :stop]):
+            return self._read_behind(prefix, inputs["input_ids"], len(tokens), use_cache=use_cache)
         if self._takes_encoded:
-            if not asked.encoded:
-                asked.encoded["image"] = self._encode(asked)
+            if not asked.encoded.outputs:
+                asked.encoded.outputs["image"] = self._encode(asked)
             del inputs["pixel_values"]
-            inputs["mm_encoder_outputs"] = dict(asked.encoded)
+            inputs["mm_encoder_outputs"] = dict(asked.encoded.outputs)
         with self._last_hidden() as seen:
-            output = self.model(**inputs, logits_to_keep=len(tokens) + 1, **wanted)
-        return Read(seen[0][0], output.logits[0].float()), output
+            output = self.model(
+                **inputs, logits_to_keep=len(tokens) + 1, use_cache=use_cache or keep
+            )
+        hidden = seen[0][0]
+        if keep and (cache := _kept(output.past_key_values, stop)):
+            first = inputs["input_ids"][0, :stop]
+            asked.encoded.prefix = Prefix(first, cache, hidden[:stop], self.turns)
+        return Read(hidden, output.logits[0].float()), output
+
+    def _read_behind(
+        self, prefix: Prefix, ids: Tensor, answered: int, *, use_cache: bool
+    ) -> tuple[Read, Any]:
+        """Read the tokens behind those of a prefix, of which the last ones are of the answer. There
+        is no attention mask: one photo and question have no padding."""
+        self.turns = prefix.turns
+        with self._last_hidden() as seen:
+            output = self.model(
+                input_ids=ids[:, len(prefix.ids) :],
+                past_key_values=prefix.cache(),
+                logits_to_keep=answered + 1,
+                use_cache=use_cache,
+            )
+        hidden = torch.cat([prefix.hidden, seen[0][0]])
+        return Read(hidden, output.logits[0].float()), output
 
     def read_on(self, token: int, past: Any) -> tuple[Read, Any]:
         """Read one more token behind what is in the cache `past`."""
@@ -325,6 +389,7 @@ class VisionLanguageModel:
         self._check_places(asked, rng)
         read, output = self.read(asked, use_cache=True)
         self._check_head(read)
+        self._prefixes = self._check_prefix(asked, read)
         steps, past = [read.logits[-1]], output.past_key_values
         said = [int(steps[0].argmax())]
         while len(said) < TRIAL_TOKENS and said[-1] not in self.ends:
@@ -349,6 +414,27 @@ class VisionLanguageModel:
             f"the {type(self.model).__name__} reads a given answer otherwise than one that it "
             "says itself"
         )
+
+    def _check_prefix(self, asked: Asked, read: Read) -> bool:
+        """Return whether the model makes the same of a photo whichever question follows, and of a
+        question the same if it reads it behind what is kept of the photo."""
+        other = self.ask(asked.photo, "a a")
+        ids, stop = other.inputs["input_ids"], int(other.image[-1]) + 1
+        if not torch.equal(ids[0, :stop], asked.inputs["input_ids"][0, :stop]):
+            return False
+        whole, output = self.read(other, use_cache=True)
+        cache = _kept(output.past_key_values, stop)
+        near = torch.finfo(self.dtype).eps ** 0.5 * float(whole.hidden.std())
+        if cache is None or not torch.allclose(
+            read.hidden[:stop], whole.hidden[:stop], rtol=0, atol=near
+        ):
+            return False
+        prefix = Prefix(ids[0, :stop], cache, read.hidden[:stop], self.turns)
+        try:
+            behind, _ = self._read_behind(prefix, ids, 0, use_cache=False)
+        except Exception:  # its forward may want more than tokens behind a cache
+            return False
+        return bool(torch.allclose(behind.hidden, whole.hidden, rtol=0, atol=near))
 
     def _generated(self, asked: Asked) -> Tensor:
         """Return the tokens of the model's own `generate`, at each step the most probable one. The
@@ -478,3 +564,16 @@ class VisionLanguageModel:
             yield seen
         finally:
             handle.remove()
+
+
+def _kept(cache: Any, length: int) -> Callable[[], Any] | None:
+    """Return a function that makes a cache of the first tokens; None if the cache of a block is of
+    a kind that forgets tokens or mixes them, or takes too many bytes."""
+    layers = getattr(cache, "layers", ())
+    if not layers or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
+        return None
+    kept = [(layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in layers]
+    if sum(each.nbytes for pair in kept for each in pair) > MAX_PREFIX_BYTES:
+        return None
+    own = [(keys.clone(), values.clone()) for keys, values in kept]
+    return lambda: type(cache)(own)

@@ -12,6 +12,7 @@ from rich.table import Table
 from service.backend.timings import Timings
 from service.cli.explain import Names, cell, make_folder, write_file
 from service.core.errors import Problem
+from service.core.schemas import dump
 from service.core.settings import Settings
 from service.local.session import local_session
 from service.pipeline.answer_parameters import AnswerParameters
@@ -28,8 +29,8 @@ def answer_files(
     given: dict[str, Any],
     output: Path,
 ) -> int:
-    """Answer a question about each file, write a picture of its words into `output`, and print the
-    words with their probability and evidence.
+    """Answer a question about each file, write a picture of its words and the JSON answer of
+    `:answer` into `output`, and print the words with their probability and evidence.
 
     Returns:
         The exit code: 0, or 1 if a photo failed.
@@ -58,6 +59,7 @@ async def _answer(
                 said = result.as_json()
                 file = output / f"{names.of(photo)}.{said.method}.png"
                 write_file(file, result.as_picture("image/png"))
+                write_file(file.with_suffix(".json"), dump(said))
             except Problem as problem:
                 failures += 1
                 console.print(cell(f"{photo}: {problem.detail}", console, "red"))

@@ -208,7 +208,7 @@ def answer(
     models: Models = None,
 ) -> None:
     """Ask a vision-language model about photos without a server: prints each word with its
-    evidence, and writes a picture of where the model sees it."""
+    evidence, and writes a picture of where the model sees it, and the answer as JSON."""
     settings = read_settings(os.environ, models=models)
     given: dict[str, Any] = {
         "question": question,

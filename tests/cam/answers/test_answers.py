@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_answer
 from cam.answers.answer import PASSES, AnswerToken, words_of
 from cam.answers.explain import answer_in_steps
-from cam.answers.methods import OWN_PASSES, blurred, likely
+from cam.answers.methods import OWN_PASSES, _blocks, blurred, likely
 from cam.errors import CamError, InvalidOption, InvalidPrompt, ModelError
 from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
@@ -30,8 +30,8 @@ def llava() -> VisionLanguageModel:
     return VisionLanguageModel(*family("llava"))
 
 
-def asked(model: VisionLanguageModel, **options: Any) -> ExplainedAnswer:
-    return explain_answer(model, PHOTO, QUESTION, AnswerOptions(**options))
+def asked(model: VisionLanguageModel, question: str = QUESTION, **options: Any) -> ExplainedAnswer:
+    return explain_answer(model, PHOTO, question, AnswerOptions(**options))
 
 
 def close(
@@ -207,6 +207,58 @@ def test_legrad_is_the_gradient_of_each_blocks_own_logit(eager: VisionLanguageMo
     expected = torch.stack(rows).mean(0).reshape(8, 8)
     assert expected.max() > 0
     close(token.map, expected, rtol=1e-2, atol=1e-4 * float(expected.max()))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_photo_is_read_once_for_all_questions(name: str) -> None:
+    """Not by those whose image tokens depend on the question (PaliGemma), and that forget tokens
+    (Gemma 3)."""
+    module, processor = family(name)
+    model = VisionLanguageModel(module, processor, photos=4)
+    plain = VisionLanguageModel(module, processor)
+    model.check()
+    plain.check()
+    lengths: list[int] = []
+
+    def note(block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        lengths.append((given[0] if given else named["hidden_states"]).shape[1])
+
+    handle = _blocks(model)[0].register_forward_pre_hook(note, with_kwargs=True)
+    for number, question in enumerate(("a red cat", "what is a cat", "a red cat")):
+        expected = asked(plain, question=question, max_tokens=4)
+        lengths.clear()
+        found = asked(model, question=question, max_tokens=4)
+        whole = found.prompt_tokens
+        shares = number > 0 and name not in ("paligemma", "gemma3")
+        assert (lengths[0] < whole - found.image_tokens) == shares
+        assert (lengths[-1] < whole) == shares  # the pass without the picture
+        alike(found, expected)
+    given = {"answer": "a red cat", "question": "a red cat"}
+    for method in ("tam", "attention", "gradcam"):  # those that look inside read all tokens
+        alike(asked(model, method=method, **given), asked(plain, method=method, **given))
+    handle.remove()
+
+
+def alike(found: ExplainedAnswer, expected: ExplainedAnswer) -> None:
+    assert found.text == expected.text
+    for token, other in zip(found.tokens, expected.tokens, strict=True):
+        assert token.evidence == pytest.approx(other.evidence, abs=1e-5)
+        close(token.map, other.map, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_kept_of_a_photo_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, processor = family("llava")
+    model = VisionLanguageModel(module, processor, photos=4)
+    model.check()
+    asked(model, max_tokens=2)
+    kept = [each.prefix for each in model._encoded.values()]
+    assert sum(prefix is not None for prefix in kept) == 2  # the photo, and the blurred one
+    monkeypatch.setattr("cam.answers.vision_language.MAX_PREFIX_BYTES", 1000)
+    other = VisionLanguageModel(module, processor, photos=4)
+    other.check()
+    asked(other, max_tokens=2)
+    assert not any(each.prefix for each in other._encoded.values())
 
 
 def passing_back(x: torch.Tensor, part: float) -> torch.Tensor:

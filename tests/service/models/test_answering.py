@@ -307,6 +307,9 @@ def test_the_command_writes_a_sheet(tmp_path: Path) -> None:
     assert "language" in done.output
     with Image.open(tmp_path / "out" / "scene.tam.png") as sheet:
         assert sheet.width > 900
+    written = json.loads((tmp_path / "out" / "scene.tam.json").read_text())
+    assert written["text"] == SAID
+    assert any(word["from_language"] for word in written["words"])
     failed = CliRunner().invoke(cli, [*command, "--word", "dragon"])
     assert failed.exit_code == 1
     assert "dragon" in failed.output
