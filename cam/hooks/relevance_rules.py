@@ -63,8 +63,9 @@ _ELEMENTWISE: Final = frozenset(
         *("pow", "__pow__", "square", "sqrt", "exp", "clamp", "clamp_min", "clip"),
     }
 )
-_ACTIVATIONS: Final = ("transformers.activations", "timm.layers.activations")
-"""Modules whose classes compute one number of one number, by several functions."""
+_ACTIVATIONS: Final = ("gelu", "silu", "swish", "mish")
+"""What the names of classes have that compute one number of one number, 0 of 0, whichever functions
+they do it by."""
 
 
 class RelevanceRules(TorchFunctionMode):
@@ -75,7 +76,7 @@ class RelevanceRules(TorchFunctionMode):
     - softmax: R_i = x_i (R_i − s_i Σ_j R_j), equation 12, which is its own gradient;
     - a product of two things that the model computes: half to each, equation 14, so a quarter to
       queries and keys and half to values;
-    - functions of one number: R_i = R_j, equation 9;
+    - functions of one number: R_i = R_j, equation 9; what they make of 0 is a bias;
     - normalisation: what it divides by is a constant, equation 15.
 
     Biases and softmax keep or add a part, so relevance does not add up to y. Within the block the
@@ -105,7 +106,7 @@ class RelevanceRules(TorchFunctionMode):
                     scope.callback(parameter.requires_grad_, True)
                     parameter.requires_grad_(False)
             for module in self._model.modules():
-                if type(module).__module__.startswith(_ACTIVATIONS):
+                if _is_activation(module):
                     scope.callback(module.register_forward_pre_hook(self._entered).remove)
                     scope.callback(module.register_forward_hook(self._left).remove)
             super().__enter__()  # type: ignore[no-untyped-call]
@@ -130,7 +131,7 @@ class RelevanceRules(TorchFunctionMode):
 
     def _left(self, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
         x = self._given.pop()
-        return _by_ratio(x, output) if _is_live(x) else output
+        return _by_ratio(x, output, torch.zeros_like(output[:0].sum())) if _is_live(x) else output
 
     def __torch_function__(
         self,
@@ -158,7 +159,8 @@ class RelevanceRules(TorchFunctionMode):
             return func(args[0].detach())
         live = sum(map(_is_live, _tensors([args, list(named.values())])))
         if live and name in _ELEMENTWISE:
-            return _by_ratio(args[0], func(*_unchanged(args), **named))
+            zero = func(torch.zeros_like(args[0][:0].sum()), *args[1:], **named)
+            return _by_ratio(args[0], func(*_unchanged(args), **named), zero.detach())
         output = func(*args, **named)
         ruled = (name in _IN_PLACE and live == 1) or name in _LINEAR | _PRODUCTS | _QUOTIENTS
         if live and not ruled and any(map(_is_live, _tensors(output))):
@@ -204,9 +206,15 @@ def _unchanged(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args[0].detach().clone(), *args[1:]
 
 
-def _by_ratio(x: Tensor, output: Tensor) -> Tensor:
-    """Return the output of a function of each number of x, with output / x as its slope."""
-    ratio: Tensor = _Ratio.apply(x, output)
+def _is_activation(module: nn.Module) -> bool:
+    plain = not any(True for _ in module.children()) and not any(True for _ in module.parameters())
+    return plain and any(name in type(module).__name__.lower() for name in _ACTIVATIONS)
+
+
+def _by_ratio(x: Tensor, output: Tensor, zero: Tensor) -> Tensor:
+    """Return the output of a function of each number of x, with its rise from `zero`, its value for
+    0, over x as its slope."""
+    ratio: Tensor = _Ratio.apply(x, output, (output - zero) / x)
     return ratio
 
 
@@ -224,17 +232,17 @@ class _Share(torch.autograd.Function):
 
 
 class _Ratio(torch.autograd.Function):
-    """A function of one number, whose slope is the output over the input, and 0 at 0."""
+    """A function of one number with a slope of its own, and 0 at 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, output: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.where(x == 0, 0, output / x))
+    def forward(ctx: Any, x: Tensor, output: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.where(x == 0, 0, slope))
         return output
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Any:
-        (ratio,) = ctx.saved_tensors
-        return slopes[0] * ratio, None
+        (slope,) = ctx.saved_tensors
+        return slopes[0] * slope, None, None
 
 
 class _Gamma(torch.autograd.Function):
