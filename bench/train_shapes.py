@@ -8,6 +8,9 @@ are drawn (tests/scenes.py). What large models bring from their training, it is 
 answers, it learns to say at each image token what lies there, inside a thing rather its colour, at
 its edge rather its shape; and by pictures that are blurred to one colour, what is likely without a
 picture.
+
+On two cores that do nothing else, the embedded model took 24 minutes. Ten are
+enough (`--batch 26`: 595 s) for 98 % of right answers, and words that point as well.
 """
 
 from __future__ import annotations

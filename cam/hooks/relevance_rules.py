@@ -34,9 +34,9 @@ PLAIN: Final = frozenset(
 _LINEAR: Final = frozenset(
     {
         *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__"),
-        *("__isub__", "rsub", "neg", "__neg__", "sum", "mean", "addmm", "embedding", "batch_norm"),
-        *("linear", "conv1d", "conv2d", "conv3d", "avg_pool2d", "adaptive_avg_pool2d"),
-        *("adaptive_avg_pool1d", "interpolate", "pad", "where", "masked_fill", "masked_scatter"),
+        *("__isub__", "rsub", "neg", "__neg__", "sum", "mean", "embedding", "avg_pool2d"),
+        *("adaptive_avg_pool2d", "adaptive_avg_pool1d", "interpolate", "pad"),
+        *("where", "masked_fill", "masked_scatter"),
         *("expand", "expand_as", "repeat", "repeat_interleave", "tile", "roll", "flip", "movedim"),
         *("narrow", "select", "index_select", "gather", "unbind", "unfold", "pixel_shuffle"),
         *("pixel_unshuffle", "tensor_split", "split_with_sizes", "view_as", "reshape_as", "t"),
@@ -46,15 +46,23 @@ _LINEAR: Final = frozenset(
 )
 """Further ones. Softmax is one by equation 12 of the paper, and a norm is what a division by it
 takes as a constant."""
+_OF_FACTORS: Final = frozenset(
+    {
+        *("linear", "conv1d", "conv2d", "conv3d", "addmm", "batch_norm"),
+        *("matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"),
+        *("mul", "__mul__", "__rmul__", "multiply", "mul_", "__imul__"),
+        *("div", "__truediv__", "true_divide", "divide", "div_", "__itruediv__"),
+    }
+)
+"""Linear if only one of the factors has a gradient."""
 _ATTENTION: Final = ("scaled_dot_product_attention", "multi_head_attention_forward")
+_ATTENDED: Final = ("query", "key", "value")
 _PRODUCTS: Final = frozenset(
     {
         *("matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"),
         *("mul", "__mul__", "__rmul__", "multiply"),
     }
 )
-_IN_PLACE: Final = frozenset({"mul_", "__imul__", "div_", "__itruediv__"})
-"""Linear if only one of the two has a gradient."""
 _QUOTIENTS: Final = frozenset({"div", "__truediv__", "true_divide", "divide"})
 _ELEMENTWISE: Final = frozenset(
     {
@@ -146,7 +154,9 @@ class RelevanceRules(TorchFunctionMode):
             return func(*args, **named)
         self.attends |= name in (*_ATTENTION, "softmax")
         if name in _ATTENTION:
-            return func(*_shared(args[:3], (0.25, 0.25, 0.5)), *args[3:], **named)
+            rest = dict(named)
+            given = args[:3] + tuple(rest.pop(key) for key in _ATTENDED[len(args) :])
+            return func(*_shared(given, (0.25, 0.25, 0.5)), *args[3:], **rest)
         if self._gammas.get(name) and _is_live(args[0]):
             return _Gamma.apply(self._gammas[name], func, args, dict(named), args[0])
         if name in _NORMS:
@@ -162,7 +172,7 @@ class RelevanceRules(TorchFunctionMode):
             zero = func(torch.zeros_like(args[0][:0].sum()), *args[1:], **named)
             return _by_ratio(args[0], func(*_unchanged(args), **named), zero.detach())
         output = func(*args, **named)
-        ruled = (name in _IN_PLACE and live == 1) or name in _LINEAR | _PRODUCTS | _QUOTIENTS
+        ruled = name in _LINEAR or (name in _OF_FACTORS and live == 1)
         if live and not ruled and any(map(_is_live, _tensors(output))):
             self.foreign.add(name)
         return output

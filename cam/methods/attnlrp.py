@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from cam.errors import MethodUnsuited
+from cam.errors import CamError, MethodUnsuited
 from cam.hooks.inference import evaluating
 from cam.hooks.relevance_rules import RelevanceRules
 from cam.methods.progress import Progress
@@ -40,7 +42,7 @@ def attnlrp(subject: Subject) -> Steps:
             isinstance(target, ClassTarget) and target.of != "logit"
         ):
             raise MethodUnsuited("attnlrp shares out the logit of a class or text, no other score")
-    with evaluating(subject.model), _rules(subject.model) as rules:
+    with _failures_told(), evaluating(subject.model), _rules(subject.model) as rules:
         slopes = subject.gradients(subject.image)[:, 0]
     _require_attention(rules)
     yield Progress(1, 1)
@@ -52,6 +54,7 @@ def attnlrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) ->
     sentence; None if it has one."""
     try:
         with (
+            _failures_told(),
             torch.inference_mode(False),
             torch.enable_grad(),
             evaluating(model),
@@ -64,6 +67,31 @@ def attnlrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) ->
     except MethodUnsuited as error:
         return str(error)
     return None
+
+
+@contextmanager
+def _failures_told() -> Iterator[None]:
+    """Let what goes wrong while the rules stand in for a model's operations say so.
+
+    Raises:
+        MethodUnsuited: instead of an error that is not cam's.
+    """
+    try:
+        yield
+    except (CamError, torch.OutOfMemoryError):
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise MethodUnsuited(
+            f"its rules do not fit this model: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def _rules(model: nn.Module) -> RelevanceRules:

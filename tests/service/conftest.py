@@ -125,17 +125,22 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 def values(explanation: Any) -> np.ndarray[Any, Any]:
     """Return the numbers or gray levels of an explanation's map."""
     heatmap = explanation["heatmap"]
-    data = base64.b64decode(heatmap["data"])
     if heatmap["encoding"] == "png":
-        return np.asarray(Image.open(BytesIO(data)))
-    return np.frombuffer(data, "<f4").reshape(heatmap["shape"])
+        return pixels(base64.b64decode(heatmap["data"]))
+    return np.frombuffer(base64.b64decode(heatmap["data"]), "<f4").reshape(heatmap["shape"])
+
+
+def pixels(file: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(BytesIO(file)))
 
 
 def comparable(document: Any) -> Any:
-    """Return an answer with the pixels of its maps: files of equal pixels may differ in a byte."""
+    """Return an answer with the pixels of its PNG files: files of equal pixels may differ."""
     if isinstance(document, list):
         return [comparable(each) for each in document]
     if not isinstance(document, dict):
         return document
-    shown = {key: comparable(each) for key, each in document.items() if key != "heatmap"}
-    return shown | ({"heatmap": values(document).tolist()} if "heatmap" in document else {})
+    shown = {key: comparable(each) for key, each in document.items()}
+    if shown.get("content_type") == "image/png" or shown.get("encoding") == "png":
+        shown["data"] = pixels(base64.b64decode(shown["data"])).tolist()
+    return shown

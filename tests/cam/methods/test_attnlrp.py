@@ -47,9 +47,9 @@ class Block(nn.Module):
 
 class Fused(Block):
     def attention(self, x: Tensor) -> Tensor:
-        given = (each(x)[:, None] for each in (self.q, self.k, self.v))
-        mixed: Tensor = self.out(functional.scaled_dot_product_attention(*given)[:, 0])
-        return mixed
+        q, k, v = (each(x)[:, None] for each in (self.q, self.k, self.v))
+        out: Tensor = self.out(functional.scaled_dot_product_attention(q, value=v, key=k)[:, 0])
+        return out
 
 
 class Joined(Block):
@@ -314,6 +314,21 @@ def test_what_is_refused() -> None:
         def attention(self, x: Tensor) -> Tensor:
             return super().attention(x).mul_(x)
 
+    class Odd(Block):
+        def attention(self, x: Tensor) -> Tensor:
+            return super().attention(functional.gelu(input=x))
+
+    assert "its rules do not fit this model: IndexError" in str(
+        attnlrp_problem(made(Odd), images(1))
+    )
+    with pytest.raises(MethodUnsuited, match="its rules do not fit this model"):
+        explain(made(Odd), images(1), method="attnlrp")
+
+    class Listed(Block):
+        def attention(self, x: Tensor) -> Tensor:
+            return torch.einsum("bnd,bnd->bnd", [super().attention(x), x])
+
+    assert "einsum of this model" in str(attnlrp_problem(made(Listed), images(1)))
     assert "mul_ of this model" in str(attnlrp_problem(made(InPlace), images(1)))
 
 

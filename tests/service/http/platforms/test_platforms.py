@@ -25,7 +25,7 @@ from service.http.platforms.predictor import class_of
 from service.local.app import create_app
 from service.models.catalog import EMBEDDED, read_catalog
 from service.models.store import copied
-from tests.service.conftest import MODEL, comparable, encoded, noise, running_app
+from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, running_app
 from tests.service.http.test_overload import FRAGILE
 from tests.waiting import until
 
@@ -96,8 +96,7 @@ def test_sagemaker_invokes_with_an_image(
         headers={"Content-Type": "image/png", "Accept": "image/png"},
     )
     assert answer.status_code == 200
-    shown, right = (Image.open(BytesIO(each.content)) for each in (answer, native))
-    np.testing.assert_array_equal(np.asarray(shown), np.asarray(right))
+    np.testing.assert_array_equal(pixels(answer.content), pixels(native.content))
 
 
 def test_sagemaker_invokes_with_json_and_forms(sagemaker: TestClient, cat: bytes) -> None:
