@@ -34,8 +34,9 @@ PLAIN: Final = frozenset(
 _LINEAR: Final = frozenset(
     {
         *("add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__rsub__"),
-        *("__isub__", "rsub", "neg", "__neg__", "sum", "mean", "embedding", "avg_pool2d"),
-        *("adaptive_avg_pool2d", "adaptive_avg_pool1d", "interpolate", "pad"),
+        *("__isub__", "rsub", "neg", "__neg__", "sum", "mean", "embedding", "fold"),
+        *("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "max"),
+        *("interpolate", "pad"),
         *("where", "masked_fill", "masked_scatter"),
         *("expand", "expand_as", "repeat", "repeat_interleave", "tile", "roll", "flip", "movedim"),
         *("narrow", "select", "index_select", "gather", "unbind", "unfold", "pixel_shuffle"),
@@ -48,7 +49,8 @@ _LINEAR: Final = frozenset(
 takes as a constant."""
 _OF_FACTORS: Final = frozenset(
     {
-        *("linear", "conv1d", "conv2d", "conv3d", "addmm", "batch_norm"),
+        *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "addmm"),
+        "batch_norm",
         *("matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"),
         *("mul", "__mul__", "__rmul__", "multiply", "mul_", "__imul__"),
         *("div", "__truediv__", "true_divide", "divide", "div_", "__itruediv__"),
@@ -224,8 +226,9 @@ def _is_activation(module: nn.Module) -> bool:
 def _by_ratio(x: Tensor, output: Tensor, zero: Tensor) -> Tensor:
     """Return the output of a function of each number of x, with its rise from `zero`, its value for
     0, over x as its slope."""
-    ratio: Tensor = _Ratio.apply(x, output, (output - zero) / x)
-    return ratio
+    still = x.detach()
+    slope = torch.where(still == 0, 0, (output - zero) / still)
+    return output + (x - still) * slope  # x - still is 0, with a gradient
 
 
 class _Share(torch.autograd.Function):
@@ -239,20 +242,6 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Any:
         return slopes[0] * ctx.part, None
-
-
-class _Ratio(torch.autograd.Function):
-    """A function of one number with a slope of its own, and 0 at 0."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, output: Tensor, slope: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.where(x == 0, 0, slope))
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        (slope,) = ctx.saved_tensors
-        return slopes[0] * slope, None, None
 
 
 class _Gamma(torch.autograd.Function):

@@ -16,7 +16,7 @@ from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.outputs.output import forward
 from cam.outputs.reading import AUTO, Reading
-from cam.targets import ClassTarget, TextTarget
+from cam.targets import ClassTarget
 
 LINEAR: Final = 0.05
 """γ of linear layers, of the paper's maps of vision transformers."""
@@ -34,14 +34,12 @@ def attnlrp(subject: Subject) -> Steps:
     relevance does not add up to y.
 
     Raises:
-        MethodUnsuited: if a target is not a logit, if the model has no attention, or an operation
-            without a rule.
+        MethodUnsuited: if a target is a probability, if the model has no attention, or if the model
+            or a target has an operation without a rule.
     """
     for target in subject.targets:
-        if not isinstance(target, ClassTarget | TextTarget) or (
-            isinstance(target, ClassTarget) and target.of != "logit"
-        ):
-            raise MethodUnsuited("attnlrp shares out the logit of a class or text, no other score")
+        if isinstance(target, ClassTarget) and target.of != "logit":
+            raise MethodUnsuited("attnlrp shares out logits, and no probabilities")
     with _failures_told(), evaluating(subject.model), _rules(subject.model) as rules:
         slopes = subject.gradients(subject.image)[:, 0]
     _require_attention(rules)
@@ -60,9 +58,7 @@ def attnlrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) ->
             evaluating(model),
             _rules(model) as rules,
         ):
-            (output,) = forward(model, image.clone().requires_grad_(), reading)
-            if output.logits is None:
-                return "it shares out the logit of a class or text: it needs a classifier"
+            forward(model, image.clone().requires_grad_(), reading)
         _require_attention(rules)
     except MethodUnsuited as error:
         return str(error)

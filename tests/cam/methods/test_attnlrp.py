@@ -298,7 +298,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(MethodUnsuited, match="needs attention"):
         explain(small(), images(1), method="attnlrp")
     target = ClassTarget(1, of="probability")
-    with pytest.raises(MethodUnsuited, match="the logit of a class or text, no other score"):
+    with pytest.raises(MethodUnsuited, match="shares out logits, and no probabilities"):
         explain(made(Block), images(1), target=target, method="attnlrp")
 
     class Sorted(Block):
