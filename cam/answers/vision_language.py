@@ -389,7 +389,9 @@ class VisionLanguageModel:
         self._check_places(asked, rng)
         read, output = self.read(asked, use_cache=True)
         self._check_head(read)
+        turns = self.turns
         self._prefixes = self._check_prefix(asked, read)
+        self.turns = turns
         steps, past = [read.logits[-1]], output.past_key_values
         said = [int(steps[0].argmax())]
         while len(said) < TRIAL_TOKENS and said[-1] not in self.ends:
