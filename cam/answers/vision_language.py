@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cam.answers.encoding import Encoding, Prefix, first_of
 from cam.answers.image_tokens import Tile, tiles_of
 from cam.errors import InvalidPrompt, ModelError
 
@@ -34,35 +35,7 @@ SIZES: Final = 16
 """Number of sizes of photos whose tiles are kept."""
 LEAST_SIDE: Final = 16
 """Least width and height of a photo, in pixels: of a smaller one, places cannot be told."""
-MAX_PREFIX_BYTES: Final = 256 << 20
-"""Largest number of bytes that are kept of a photo in front of questions."""
 Photo = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class Prefix:
-    """What a model made of the tokens up to the last one of the photo, which stand before every
-    question about it."""
-
-    ids: Tensor
-    """int64 (m,)"""
-    cache: Callable[[], Any]
-    """Makes a cache of the keys and values of each block, to read on from."""
-    hidden: Tensor
-    """The last hidden states, float32 (m, D)."""
-    turns: Any
-    """See `VisionLanguageModel.turns`."""
-
-
-@dataclass(eq=False)
-class Encoding:
-    """What a model made of a photo, for its further passes; empty until it has read it."""
-
-    kept: bool = False
-    """Whether further questions find it."""
-    outputs: dict[str, Any] = field(default_factory=dict)
-    """Of the image encoder."""
-    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +289,7 @@ class VisionLanguageModel:
                 **inputs, logits_to_keep=len(tokens) + 1, use_cache=use_cache or keep
             )
         hidden = seen[0][0]
-        if keep and (cache := _kept(output.past_key_values, stop)):
+        if keep and (cache := first_of(output.past_key_values, stop)):
             first = inputs["input_ids"][0, :stop]
             asked.encoded.prefix = Prefix(first, cache, hidden[:stop], self.turns)
         return Read(hidden, output.logits[0].float()), output
@@ -425,7 +398,7 @@ class VisionLanguageModel:
         if not torch.equal(ids[0, :stop], asked.inputs["input_ids"][0, :stop]):
             return False
         whole, output = self.read(other, use_cache=True)
-        cache = _kept(output.past_key_values, stop)
+        cache = first_of(output.past_key_values, stop)
         near = torch.finfo(self.dtype).eps ** 0.5 * float(whole.hidden.std())
         if cache is None or not torch.allclose(
             read.hidden[:stop], whole.hidden[:stop], rtol=0, atol=near
@@ -566,16 +539,3 @@ class VisionLanguageModel:
             yield seen
         finally:
             handle.remove()
-
-
-def _kept(cache: Any, length: int) -> Callable[[], Any] | None:
-    """Return a function that makes a cache of the first tokens; None if the cache of a block is of
-    a kind that forgets tokens or mixes them, or takes too many bytes."""
-    layers = getattr(cache, "layers", ())
-    if not layers or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
-        return None
-    kept = [(layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in layers]
-    if sum(each.nbytes for pair in kept for each in pair) > MAX_PREFIX_BYTES:
-        return None
-    own = [(keys.clone(), values.clone()) for keys, values in kept]
-    return lambda: type(cache)(own)

@@ -254,7 +254,7 @@ def test_what_is_kept_of_a_photo_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
     asked(model, max_tokens=2)
     kept = [each.prefix for each in model._encoded.values()]
     assert sum(prefix is not None for prefix in kept) == 2  # the photo, and the blurred one
-    monkeypatch.setattr("cam.answers.vision_language.MAX_PREFIX_BYTES", 1000)
+    monkeypatch.setattr("cam.answers.encoding.MAX_PREFIX_BYTES", 1000)
     other = VisionLanguageModel(module, processor, photos=4)
     other.check()
     asked(other, max_tokens=2)
