@@ -100,6 +100,7 @@ def measure(model: VisionLanguageModel, tokens: int, rounds: int) -> None:
         "gradcam": partial(ours, method="gradcam", evidence=False),
         "legrad": partial(ours, method="legrad", evidence=False),
         "attnlrp": partial(ours, method="attnlrp", evidence=False),
+        "chefer": partial(ours, method="chefer", evidence=False),
     }
     for work in kinds.values():
         work()

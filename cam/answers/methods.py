@@ -140,6 +140,38 @@ def legrad(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> M
     return [on_photo(row, asked.tiles) for row in (heat / len(blocks)).cpu().numpy()]
 
 
+def chefer(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
+    """The rules of Chefer et al. (ICCV 2021, equations 5 and 6) where the tokens of both modalities
+    attend to each other: from R = I before the first block,
+
+        R ← R + Ā_l R,   Ā_l = mean over the heads of relu(∂y / ∂A_l ⊙ A_l),
+
+    for the attention A_l of block l and the logit y of each token; R at the place where the token
+    is said, for the image tokens. One pass of the whole answer whose attention is kept, and one
+    backward pass for each token through all blocks.
+    """
+    blocks = _blocks(model)
+    weights: list[Tensor] = []
+    with ExitStack() as scope:
+        scope.enter_context(torch.enable_grad())
+        scope.enter_context(_attentions(model, blocks, weights.append))
+        scope.enter_context(_inputs(blocks[0], []))
+        read, _ = model.read(asked, tokens)
+    maps: list[Float] = []
+    for number, token in enumerate(tokens):
+        slopes = torch.autograd.grad(
+            read.logits[number, token], weights, retain_graph=number + 1 < len(tokens)
+        )
+        row = torch.zeros(weights[0].shape[-1], device=model.device)
+        row[asked.length - 1 + number] = 1
+        # One row of the product from its left is cheaper than the product of matrices.
+        for attended, slope in zip(reversed(weights), reversed(slopes), strict=True):
+            row += row @ (attended.detach()[0] * slope[0]).float().relu().mean(0)
+        maps.append(on_photo(row[asked.image].cpu().numpy(), asked.tiles))
+        yield AnswerProgress(number + 1, len(tokens), "chefer")
+    return maps
+
+
 def attention(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """The mean attention of all heads and blocks from the place where each token is said to the
     image tokens: a baseline, which knows nothing of the token itself. One pass of the whole answer
@@ -258,6 +290,7 @@ OWN_PASSES: Final[Mapping[AnswerMethod, Passes]] = {
     "hirescam": hirescam,
     "legrad": legrad,
     "attnlrp": attnlrp,
+    "chefer": chefer,
     "attention": attention,
     "rollout": rollout,
     "occlusion": occlusion,
@@ -272,6 +305,8 @@ def kept_by(model: VisionLanguageModel, method: AnswerMethod) -> dict[str, int]:
         return {"graded": len(blocks := _blocks(model)) - len(blocks) // 2}
     if method == "attnlrp":
         return {"graded": len(_blocks(model))}
+    if method == "chefer":
+        return {"graded": (number := len(_blocks(model))), "attended": number}
     return {
         "graded": int(method == "legrad"),
         "attended": int(method in ("legrad", "attention", "rollout")),

@@ -56,6 +56,7 @@ _AnswerMethod = Literal[
     "hirescam",
     "legrad",
     "attnlrp",
+    "chefer",
     "attention",
     "rollout",
     "occlusion",

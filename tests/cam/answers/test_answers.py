@@ -306,6 +306,29 @@ def test_attnlrp_is_the_gradient_of_modules_with_its_rules(llava: VisionLanguage
         close(token.map, expected, rtol=1e-3, atol=1e-6)
 
 
+def test_chefer_is_the_product_of_attention_times_gradient() -> None:
+    """As the paper has it: whole matrices, from the first block on. Larger logits have larger
+    gradients, so the order of the blocks counts."""
+    module, processor = family("llava")
+    module.set_output_embeddings(copy.deepcopy(module.get_output_embeddings()))
+    module.lm_head.weight.data *= 1000
+    model = VisionLanguageModel(module, processor)
+    found = asked(model, max_tokens=3, method="chefer", evidence=False)
+    inputs, length, image = whole(model, [token.id for token in found.tokens])
+    module.set_attn_implementation("eager")
+    output = module(**inputs, output_attentions=True)
+    for number, token in enumerate(found.tokens):
+        logit = output.logits[0, length - 1 + number, token.id]
+        slopes = torch.autograd.grad(logit, output.attentions, retain_graph=True)
+        relevance = torch.eye(inputs["input_ids"].shape[1], dtype=torch.double)
+        for weights, slope in zip(output.attentions, slopes, strict=True):
+            positive = (slope * weights).clamp(min=0).detach().double()
+            relevance = relevance + positive[0].mean(0) @ relevance
+        expected = relevance[length - 1 + number, image].reshape(8, 8)
+        assert expected.any()
+        close(token.map, expected, rtol=1e-3, atol=1e-9)
+
+
 def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel) -> None:
     found = asked(llava, max_tokens=2, method="occlusion", evidence=False)
     changed = PHOTO.copy()
@@ -329,7 +352,7 @@ def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_methods_know_the_blocks_of_every_family(name: str) -> None:
     model = VisionLanguageModel(*family(name))
-    for method in ("gradcam", "hirescam", "legrad", "attnlrp", "attention", "rollout"):
+    for method in ("gradcam", "hirescam", "legrad", "attnlrp", "chefer", "attention", "rollout"):
         found = asked(model, answer="a red cat", method=method, evidence=False)
         heat = [token.map for token in found.tokens]
         assert all(one is not None and np.isfinite(one).all() for one in heat)
@@ -656,6 +679,8 @@ def test_an_answer_that_takes_too_much_memory_is_refused_before(
     assert attended.memory == found.memory + 4 * 3 * 4 * tokens**2
     legrad = asked(llava, max_tokens=4, method="legrad")
     assert legrad.memory == attended.memory + 4 * tokens * (8 * 32 + 4 * 64)
+    chefer = asked(llava, max_tokens=4, method="chefer")
+    assert chefer.memory == found.memory + 3 * (legrad.memory - found.memory)
     monkeypatch.setattr("cam.answers.explain.MAX_BYTES", found.memory - 1)
     with pytest.raises(InvalidOption, match=r"would take [\d,]+ bytes; at most"):
         asked(llava, max_tokens=4)

@@ -76,6 +76,7 @@ export const words = {
     hirescam: "hidden states of the image tokens, times their gradient",
     legrad: "how far more attention to an image token raises the token's logit, block by block",
     attnlrp: "the logit shared out backwards, through every block, by rules",
+    chefer: "attention times its gradient, through all blocks",
     attention: "mean attention to the image tokens; a baseline, which knows no word",
     rollout: "attention to the image tokens through all blocks; a baseline, which knows no word",
     occlusion: "how much less probable the token is without a part of the photo",
