@@ -67,7 +67,7 @@ async def _answer(
             console.print(cell(f"{photo}: {said.text}", console))
             table = Table("word", "probability", "evidence", "said from")
             for word in said.words:
-                evidence = "" if word.evidence is None else f"{word.evidence:.2f}"
+                evidence = "" if word.evidence is None else f"{word.evidence:z.2f}"
                 source = {True: "language", False: "the photo", None: ""}[word.from_language]
                 row = (word.text, f"{word.probability:.3f}", evidence, source)
                 table.add_row(*(cell(text, console) for text in row))
