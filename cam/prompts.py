@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, Literal
+from unicodedata import category
 
 import torch
 from torch import Tensor, nn
@@ -214,12 +215,19 @@ def checked_prompts(prompts: Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         if not text:
             raise InvalidPrompt("a prompt is empty; it is what to look for, such as 'a cat'")
-        if not text.isprintable():
+        if has_control_characters(text):
             raise InvalidPrompt(f"the prompt {text[:80]!r} has control characters")
     if len(set(texts)) < len(texts):
         twice = next(text for text, times in Counter(texts).items() if times > 1)
         raise InvalidPrompt(f"the prompt {twice[:80]!r} is there twice")
     return texts
+
+
+def has_control_characters(text: str, allowed: str = "") -> bool:
+    """Return whether a text has control characters or halves of characters (Unicode's categories Cc
+    and Cs) but those that are allowed. Spaces of any width and the joiners of letters, which
+    `str.isprintable` refuses, are text."""
+    return any(category(one) in ("Cc", "Cs") and one not in allowed for one in text)
 
 
 def checked_texts(text: str, minus: str | None) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ def answer_in_steps(
         Each token, with its map if the method needs no pass of its own; then each such pass.
 
     Raises:
+        InvalidImages: if the photo is too small.
         InvalidPrompt: if the question or the answer cannot be read.
         InvalidOption: if an option is not allowed, or if the answer would take too much memory.
         ModelError: if the places of the image tokens cannot be found.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from cam.answers.encoding import Encoding, Prefix, first_of
 from cam.answers.image_tokens import Tile, tiles_of
-from cam.errors import InvalidPrompt, ModelError
+from cam.errors import InvalidImages, InvalidPrompt, ModelError
+from cam.prompts import has_control_characters
 
 MAX_CHARACTERS: Final = 20_000
 """Largest length of a question or of a given answer."""
@@ -144,13 +145,14 @@ class VisionLanguageModel:
             photo: RGB uint8 (H, W, 3).
 
         Raises:
+            InvalidImages: if the photo is too small.
             InvalidPrompt: if the question is empty or too long, or has control characters or a
                 special token of the model.
             ModelError: if the places of the image tokens cannot be found.
         """
         height, width = photo.shape[:2]
         if min(height, width) < LEAST_SIDE:
-            raise InvalidPrompt(
+            raise InvalidImages(
                 f"the photo has {width} × {height} pixels; a question needs {LEAST_SIDE} or more "
                 "on each side"
             )
@@ -185,14 +187,13 @@ class VisionLanguageModel:
         """
         text = text.strip()
         if not text:
-            raise InvalidPrompt(
-                f"the {what} is empty; it is a text such as 'what is in the picture?'"
-            )
+            example = "what is in the picture?" if what == "question" else "a red circle"
+            raise InvalidPrompt(f"the {what} is empty; it is a text such as {example!r}")
         if len(text) > MAX_CHARACTERS:
             raise InvalidPrompt(
                 f"the {what} has {len(text)} characters; it may have {MAX_CHARACTERS}"
             )
-        if not text.replace("\n", " ").replace("\t", " ").isprintable():
+        if has_control_characters(text, "\n\r\t"):
             raise InvalidPrompt(f"the {what} {text[:80]!r} has control characters")
         for token in self._special:
             if token and token.strip() and token in text:

@@ -37,6 +37,7 @@ from cam import (
 )
 from cam.agreement import Fidelity
 from cam.drawing.samples import samples
+from cam.errors import InvalidPrompt
 from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.randomisation import randomised_in_steps
 from cam.explanation import Answer as Explained
@@ -64,6 +65,7 @@ from service.backend.work import (
 from service.core.choices import Runtime
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
+    InvalidParameter,
     OutOfMemory,
     QueueFull,
     Unavailable,
@@ -470,6 +472,8 @@ class Engine:
                 f"model {self.model.name!r} takes no more requests; try again",
                 blamed="batch" if error.blamed else None,
             ) from None
+        except InvalidPrompt as error:
+            raise InvalidParameter(str(error)) from None
         except CamError as error:
             raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
         except Exception as error:

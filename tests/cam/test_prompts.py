@@ -322,6 +322,8 @@ def test_a_pipeline_for_zero_shot_classification_takes_text() -> None:
         (["a cat"], ["{}"], "probability of 'a cat' alone is always 1; name a second prompt"),
         (["a cat", " "], ["{}"], "a prompt is empty; it is what to look for"),
         (["a cat", "a cat "], ["{}"], "the prompt 'a cat' is there twice"),
+        (["a\ncat"], ["{}"], "has control characters"),
+        (["a\ud800cat"], ["{}"], "has control characters"),
         (["a\x00cat"], ["{}"], r"the prompt 'a\\x00cat' has control characters"),
         (["cat " * 10_000], ["{}"], r"has 10001 tokens; the text encoder reads at most 16"),
         (["xylophone"], ["{}"], "tokenizer knows no word of 'xylophone'"),

@@ -17,7 +17,7 @@ from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_ans
 from cam.answers.answer import PASSES, AnswerToken, words_of
 from cam.answers.explain import answer_in_steps
 from cam.answers.methods import OWN_PASSES, _blocks, blurred, likely
-from cam.errors import CamError, InvalidOption, InvalidPrompt, ModelError
+from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
 from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
 
@@ -621,6 +621,7 @@ def test_the_model_is_left_as_it_was(
         ("", "the question is empty"),
         (" \n ", "the question is empty"),
         ("what \x00 is", "has control characters"),
+        ("what \ud800 is", "has control characters"),
         ("what is <image>", "'<image>', which is a special token"),
         ("what is <eos>", "'<eos>', which is a special token"),
         ("what is a dragon", "does not know 'dragon'"),
@@ -633,6 +634,14 @@ def test_questions_that_are_refused(
 ) -> None:
     with pytest.raises(InvalidPrompt, match=sentence):
         explain_answer(llava, PHOTO, question)
+
+
+def test_spaces_and_joiners_of_any_script_are_text(llava: VisionLanguageModel) -> None:
+    plain = asked(llava, "what is red", max_tokens=2)
+    for question in ("what\u00a0is red", "what is\r\nred", "what\tis\u2009red"):
+        assert asked(llava, question, max_tokens=2).text == plain.text
+    with pytest.raises(InvalidPrompt, match="does not know 'می"):  # joined by U+200C
+        asked(llava, "می‌بینی what")
 
 
 @pytest.mark.parametrize(
@@ -652,7 +661,7 @@ def test_questions_that_are_refused(
         ),
         ({"max_tokens": 0}, "max_tokens is 0; it can be 1 to 512"),
         ({"alternatives": 21}, "alternatives is 21; it can be 0 to 20"),
-        ({"answer": " "}, "the answer is empty"),
+        ({"answer": " "}, "the answer is empty; it is a text such as 'a red circle'"),
         ({"answer": "a dragon"}, "does not know 'dragon'"),
         ({"answer": "a " * 4090}, "tokens; the model reads at most 4096"),
     ],
@@ -728,7 +737,7 @@ def test_photos_of_any_size(llava: VisionLanguageModel) -> None:
         photo = cv2.resize(PHOTO, (width, height)).astype(np.uint8)
         found = explain_answer(llava, photo, "a", AnswerOptions(max_tokens=1))
         assert found.tokens[0].map is not None
-    with pytest.raises(InvalidPrompt, match="15 × 20 pixels; a question needs 16 or more"):
+    with pytest.raises(InvalidImages, match="15 × 20 pixels; a question needs 16 or more"):
         explain_answer(llava, np.zeros((20, 15, 3), np.uint8), "a")
 
 

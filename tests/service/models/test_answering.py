@@ -247,7 +247,8 @@ def test_a_model_does_its_own_work_alone(client: TestClient) -> None:
 def test_nothing_that_is_said_becomes_markup(client: TestClient) -> None:
     refused = post(client, question="<script>alert(1)</script>")
     assert refused.headers["content-type"] == "application/problem+json"
-    assert refused.json()["detail"].startswith("model 'shapes' cannot explain it")
+    assert refused.json()["type"] == "urn:gradcam-service:invalid-parameter"
+    assert refused.json()["detail"].startswith("the model's tokenizer does not know '<script>")
 
 
 def saved(folder: Path, name: str = "llava") -> ModelEntry:

@@ -170,6 +170,7 @@ def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
             refused = asked(client, target)
             assert refused.status_code == status, (target, refused.text)
             assert words in refused.json()["detail"]
+            assert refused.json()["type"].startswith("urn:gradcam-service:invalid-")
         refused = asked(client, {"text": "a cat"}, "r")
         assert refused.status_code == 422
         assert "model 'r' takes no text" in refused.json()["detail"]
