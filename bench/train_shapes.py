@@ -226,12 +226,15 @@ def figures(
 
     `right`: share of answers that are right, word for word. `pointing METHOD`: share of nouns whose
     hottest pixel lies on their thing, or 15 pixels of 224 beside it, as in the pointing game (Zhang
-    et al., ECCV 2016). `precision`, `recall`: of `from_language` as the sign of a word that no
-    picture tells, among these and the words that only the picture tells.
+    et al., ECCV 2016). `energy METHOD`: mean share of a noun's heat that lies on its thing (the
+    energy-based pointing game, Wang et al., CVPR Workshops 2020). `precision`, `recall`: of
+    `from_language` as the sign of a word that no picture tells, among these and the words that only
+    the picture tells.
     """
     rng = np.random.default_rng(seed)
     right: list[bool] = []
     hits: dict[AnswerMethod, list[bool]] = {name: [] for name in methods}
+    shares: dict[AnswerMethod, list[float]] = {name: [] for name in methods}
     seen: list[bool] = []
     planted: list[bool] = []
     for number in range(scenes):
@@ -258,14 +261,17 @@ def figures(
                 heat = answer.words[word].map
                 if heat is None:  # the text was said before
                     continue
-                place = np.unravel_index(resize(heat, DRAWN, DRAWN).argmax(), (DRAWN, DRAWN))
-                reach = np.hypot(*(np.argwhere(scene.things[thing].mask(DRAWN)) - place).T)
+                mask, on_photo = scene.things[thing].mask(DRAWN), resize(heat, DRAWN, DRAWN)
+                place = np.unravel_index(on_photo.argmax(), mask.shape)
+                reach = np.hypot(*(np.argwhere(mask) - place).T)
                 found.append(bool(heat.any()) and reach.min() <= DRAWN * 15 / 224)
-    pointing = {f"pointing {name}": float(np.mean(found)) for name, found in hits.items()}
+                shares[method].append(float(on_photo[mask].sum() / max(on_photo.sum(), 1e-12)))
+    means = {f"pointing {name}": float(np.mean(found)) for name, found in hits.items()}
+    means |= {f"energy {name}": float(np.mean(found)) for name, found in shares.items()}
     flagged = sum(seen) + sum(planted)
     return {
         "right": float(np.mean(right)),
-        **pointing,
+        **means,
         "precision": sum(planted) / max(flagged, 1),
         "recall": float(np.mean(planted)),
     }

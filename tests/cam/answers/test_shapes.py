@@ -9,9 +9,10 @@ from service.loading.answering import FOLDER
 
 
 def test_nouns_are_pointed_at_and_planted_words_are_flagged() -> None:
-    found = figures(loaded(FOLDER), scenes=40, seed=2, methods=["tam"])
+    found = figures(loaded(FOLDER), scenes=40, seed=2, methods=["tam", "attention"])
     assert found["right"] >= 0.9
     assert found["pointing tam"] >= 0.9
+    assert found["energy tam"] > 1.3 * found["energy attention"]
     assert found["precision"] >= 0.9
     assert found["recall"] >= 0.9
 
