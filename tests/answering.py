@@ -46,6 +46,7 @@ TEMPLATE: Final = (
 FAMILIES: Final = (
     *("llava", "llava-crop", "llava-next", "llava-onevision", "qwen2-vl", "qwen2.5-vl"),
     *("qwen3-vl", "internvl", "paligemma", "smolvlm", "idefics3", "gemma3"),
+    *("gemma4", "gemma4-large"),
 )
 
 
@@ -230,6 +231,44 @@ def family(name: str) -> tuple[Any, Any]:
         words = tokenizer(boi_token="<start_of_image>", eoi_token="<end_of_image>")
         processor = t.Gemma3Processor(
             images, words, image_seq_length=16, chat_template=_template("<start_of_image>")
+        )
+    elif name.startswith("gemma4"):
+        # The small ones have embeddings of tokens for each block, and last blocks that read the
+        # keys and values of others; the large ones have heads of two sizes.
+        types = ["sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+        text = dict(TEXT, head_dim=8, global_head_dim=16, num_hidden_layers=4, layer_types=types)
+        text |= {"final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision"}
+        text |= {"vocab_size_per_layer_input": len(WORDS), "hidden_size_per_layer_input": 0}
+        if name == "gemma4":
+            text |= {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8}
+        else:
+            text |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        small: dict[str, Any] = {key: value for key, value in VISION.items() if key != "image_size"}
+        small |= {"num_key_value_heads": 4, "head_dim": 8, "pooling_kernel_size": 2}
+        config = t.Gemma4Config(
+            text_config=t.Gemma4TextConfig(**text),
+            vision_config=t.Gemma4VisionConfig(**small, position_embedding_size=64),
+            image_token_id=image,
+            boi_token_id=number("<start_of_image>"),
+            eoi_token_id=number("<end_of_image>"),
+            video_token_id=number("<video>"),
+            audio_token_id=number("<fake>"),
+        )
+        model = t.Gemma4ForConditionalGeneration(config)
+        pooled: dict[str, Any] = {"patch_size": 8, "pooling_kernel_size": 2}
+        words = tokenizer(
+            boi_token="<start_of_image>",
+            eoi_token="<end_of_image>",
+            audio_token="<fake>",
+            boa_token="<break>",
+            eoa_token="<end>",
+        )
+        processor = t.Gemma4Processor(
+            t.Gemma4AudioFeatureExtractor(),
+            t.Gemma4ImageProcessor(**pooled, max_soft_tokens=70),
+            words,
+            t.Gemma4VideoProcessor(**pooled),
+            chat_template=_template("<image>"),
         )
     else:
         raise ValueError(name)

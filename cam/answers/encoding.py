@@ -44,6 +44,8 @@ def first_of(cache: Any, length: int) -> Callable[[], Any] | None:
     layers = getattr(cache, "layers", ())
     if not layers or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
         return None
+    if any(layer.keys is None for layer in layers):  # a block that reads another one's
+        return None
     kept = [(layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in layers]
     if sum(each.nbytes for pair in kept for each in pair) > MAX_PREFIX_BYTES:
         return None

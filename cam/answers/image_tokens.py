@@ -65,11 +65,13 @@ def tiles_of(process: Process, model: Any, height: int, width: int, tokens: int)
         parts = packed
     elif "image_grid_thw" in inputs:
         times, rows, columns = (int(number) for number in inputs["image_grid_thw"][0])
-        merged = math.isqrt(len(where) // tokens) if tokens else 0
-        if not merged or merged**2 * tokens != len(where) or times != 1:
-            raise ModelError(f"{tokens} image tokens are no whole squares of {len(where)} patches")
+        merged = _side(len(where), tokens)
+        if times != 1:
+            raise ModelError(f"the processor makes {times} pictures of a photo, as of a video")
         centres = _mean(where.reshape(tokens, merged**2, -1, 2))
         parts = [centres.reshape(rows // merged, columns // merged, 2)]
+    elif "image_position_ids" in inputs:
+        parts = [_of_patches(where[0], inputs["image_position_ids"][0].cpu().numpy(), tokens)]
     else:
         parts = _of_pictures(where, tokens)
     tiles, first = [], 0
@@ -96,7 +98,15 @@ def on_photo(scores: Float, tiles: Sequence[Tile]) -> Float:
 
     Returns:
         float32 (h, w), which covers the photo.
+
+    Raises:
+        ModelError: if a score is not finite.
     """
+    if not np.isfinite(scores).all():
+        raise ModelError(
+            "the scores of the image tokens are not finite: the model's numbers, or their "
+            "gradients, are too large for its dtype"
+        )
     rows = max(_across(tile.tokens.shape[0], tile.box.top, tile.box.bottom) for tile in tiles)
     columns = max(_across(tile.tokens.shape[1], tile.box.left, tile.box.right) for tile in tiles)
     total, count = np.zeros((2, rows, columns), np.float32)
@@ -190,6 +200,30 @@ def _packed(
     if len(rest) % max(lines, 1):
         raise ModelError(f"{len(rest)} image tokens have {lines} line breaks, and form no grid")
     return [whole, rest.reshape(lines, -1, 2)] if lines else [whole]
+
+
+def _side(patches: int, tokens: int) -> int:
+    """Return how many patches lie side by side in a token, which is a square of them."""
+    side = math.isqrt(patches // tokens) if tokens else 0
+    if not side or side**2 * tokens != patches:
+        raise ModelError(f"{tokens} image tokens are no whole squares of {patches} patches")
+    return side
+
+
+def _of_patches(
+    where: NDArray[np.float64], positions: NDArray[np.int64], tokens: int
+) -> NDArray[np.float64]:
+    """Return the places of tokens that are squares of patches (P, D, 2), row by row, where each
+    patch has a column and a row (P, 2), which are -1 for padding (Gemma 4)."""
+    real = (positions >= 0).all(1)
+    cells = positions[real] // _side(int(real.sum()), tokens)
+    columns, rows = cells.max(0) + 1
+    numbers = cells[:, 1] * columns + cells[:, 0]
+    sizes = np.bincount(numbers)
+    if rows * columns != tokens or len(set(sizes)) > 1:
+        raise ModelError(f"{tokens} image tokens are no grid of {rows} × {columns}")
+    patches = where[real][np.argsort(numbers, kind="stable")]
+    return _mean(patches.reshape(tokens, -1, 1, 2)).reshape(rows, columns, 2)
 
 
 def _of_pictures(where: NDArray[np.float64], tokens: int) -> list[NDArray[np.float64]]:

@@ -39,13 +39,15 @@ def gradcam(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> 
     for the logit y of each token, with the hidden states h_n of the image tokens. One pass of the
     whole answer, and one backward pass for each token from there on.
     """
-    return _weighted("gradcam", model, asked, tokens, _middle(model), lambda h, g: h @ g.mean(0))
+    block = _blocks(model)[_middle(model)]
+    return _weighted("gradcam", model, asked, tokens, block, lambda h, g: h @ g.mean(0))
 
 
 def hirescam(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """HiResCAM at the input of the middle block of the language model (Draelos and Carin 2020):
     relu(Σ_d h_nd · ∂y / ∂h_nd), in the passes of `gradcam`."""
-    return _weighted("hirescam", model, asked, tokens, _middle(model), _product)
+    block = _blocks(model)[_middle(model)]
+    return _weighted("hirescam", model, asked, tokens, block, _product)
 
 
 def attnlrp(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
@@ -64,9 +66,12 @@ def _product(states: Tensor, slopes: Tensor) -> Tensor:
     return (states * slopes).sum(1)
 
 
-def _middle(model: VisionLanguageModel) -> nn.Module:
-    blocks = _blocks(model)
-    return blocks[len(blocks) // 2]
+def _middle(model: VisionLanguageModel) -> int:
+    """Return the number of the middle block of those that make keys and values of their own. The
+    last blocks of Gemma 4 read those of an earlier one, so nothing that they make of the image
+    tokens reaches an answer."""
+    shared = getattr(model.model.config.get_text_config(), "num_kv_shared_layers", None) or 0
+    return (len(_blocks(model)) - shared) // 2
 
 
 def _weighted(
@@ -302,7 +307,7 @@ the passes that make the answer."""
 def kept_by(model: VisionLanguageModel, method: AnswerMethod) -> dict[str, int]:
     """Return what a method keeps in memory, as `VisionLanguageModel.bytes_of` takes it."""
     if method in ("gradcam", "hirescam"):
-        return {"graded": len(blocks := _blocks(model)) - len(blocks) // 2}
+        return {"graded": len(_blocks(model)) - _middle(model)}
     if method == "attnlrp":
         return {"graded": len(_blocks(model))}
     if method == "chefer":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -285,10 +285,8 @@ class VisionLanguageModel:
                 asked.encoded.outputs["image"] = self._encode(asked)
             del inputs["pixel_values"]
             inputs["mm_encoder_outputs"] = dict(asked.encoded.outputs)
-        with self._last_hidden() as seen:
-            output = self.model(
-                **inputs, logits_to_keep=len(tokens) + 1, use_cache=use_cache or keep
-            )
+        with self._last_hidden(len(tokens) + 1) as seen:
+            output = self.model(**inputs, use_cache=use_cache or keep)
         hidden = seen[0][0]
         if keep and (cache := first_of(output.past_key_values, stop)):
             first = inputs["input_ids"][0, :stop]
@@ -301,11 +299,10 @@ class VisionLanguageModel:
         """Read the tokens behind those of a prefix, of which the last ones are of the answer. There
         is no attention mask: one photo and question have no padding."""
         self.turns = prefix.turns
-        with self._last_hidden() as seen:
+        with self._last_hidden(answered + 1) as seen:
             output = self.model(
                 input_ids=ids[:, len(prefix.ids) :],
                 past_key_values=prefix.cache(),
-                logits_to_keep=answered + 1,
                 use_cache=use_cache,
             )
         hidden = torch.cat([prefix.hidden, seen[0][0]])
@@ -314,7 +311,7 @@ class VisionLanguageModel:
     def read_on(self, token: int, past: Any) -> tuple[Read, Any]:
         """Read one more token behind what is in the cache `past`."""
         ids = torch.tensor([[token]], device=self.device)
-        with self._last_hidden() as seen:
+        with self._last_hidden(1) as seen:
             output = self.model(input_ids=ids, past_key_values=past, use_cache=True)
         return Read(seen[0][0], output.logits[0, -1:].float()), output
 
@@ -338,12 +335,17 @@ class VisionLanguageModel:
             attended: number of blocks whose attention is materialised: scores, weights, gradient.
         """
         text = self.model.config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        wide = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-        cache = 2 * text.num_hidden_layers * heads * wide
+        # The blocks of Gemma 4 have heads of different sizes.
+        blocks = list(getattr(text, "per_layer_config", [text] * text.num_hidden_layers))
+        cache, inner, heads = 0, 0, 0
+        for block in blocks:
+            own = getattr(block, "num_key_value_heads", None) or block.num_attention_heads
+            wide = getattr(block, "head_dim", None) or text.hidden_size // block.num_attention_heads
+            cache += 2 * own * wide
+            inner = max(inner, getattr(block, "intermediate_size", None) or 4 * text.hidden_size)
+            heads = max(heads, block.num_attention_heads)
         states = graded * (8 * text.hidden_size + 4 * inner)
-        attention = attended * 3 * text.num_attention_heads * tokens
+        attention = attended * 3 * heads * tokens
         each = (cache + states + attention) * self.dtype.itemsize
         return int(tokens * (each + 4 * text.hidden_size))
 
@@ -527,16 +529,20 @@ class VisionLanguageModel:
         return made
 
     @contextmanager
-    def _last_hidden(self) -> Iterator[list[Tensor]]:
-        """Collect the last hidden states (1, n, D) of passes within the block."""
+    def _last_hidden(self, logits: int) -> Iterator[list[Tensor]]:
+        """Collect the last hidden states (1, n, D) of passes within the block, and let logits be
+        made of the last `logits` of them. The argument `logits_to_keep` would let Gemma 4 leave out
+        the other hidden states, too."""
         seen: list[Tensor] = []
 
         def note(module: nn.Module, given: object, output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
             seen.append(hidden.float())
 
-        handle = self.model.base_model.register_forward_hook(note)
-        try:
+        def last(module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+            return given[0][..., -logits:, :]
+
+        with ExitStack() as scope:
+            scope.callback(self.model.base_model.register_forward_hook(note).remove)
+            scope.callback(self.head.register_forward_pre_hook(last).remove)
             yield seen
-        finally:
-            handle.remove()

@@ -66,11 +66,12 @@ _PRODUCTS: Final = frozenset(
     }
 )
 _QUOTIENTS: Final = frozenset({"div", "__truediv__", "true_divide", "divide"})
+_POWERS: Final = ("pow", "__pow__")
 _ELEMENTWISE: Final = frozenset(
     {
         *("gelu", "silu", "mish", "sigmoid", "tanh", "hardtanh", "hardswish", "hardsigmoid"),
         *("leaky_relu", "elu", "selu", "celu", "softplus", "softsign", "logsigmoid"),
-        *("pow", "__pow__", "square", "sqrt", "exp", "clamp", "clamp_min", "clip"),
+        *(*_POWERS, "square", "sqrt", "exp", "clamp", "clamp_min", "clip"),
     }
 )
 _ACTIVATIONS: Final = ("gelu", "silu", "swish", "mish")
@@ -167,8 +168,8 @@ class RelevanceRules(TorchFunctionMode):
             return func(*_shared(args, (0.5,) * len(args)), **named)
         if name in _QUOTIENTS and _is_live(args[1]):
             return func(args[0], args[1].detach(), *args[2:], **named)
-        if name == "rsqrt":
-            return func(args[0].detach())
+        if name == "rsqrt" or (name in _POWERS and _is_negative(*args[1:], **named)):
+            return func(args[0].detach(), *args[1:], **named)
         live = sum(map(_is_live, _tensors([args, list(named.values())])))
         if live and name in _ELEMENTWISE:
             zero = func(torch.zeros_like(args[0][:0].sum()), *args[1:], **named)
@@ -216,6 +217,11 @@ def _shared(values: tuple[Any, ...], parts: tuple[float, ...]) -> list[Any]:
 def _unchanged(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return arguments whose first may be changed in place, without a graph."""
     return args[0].detach().clone(), *args[1:]
+
+
+def _is_negative(exponent: Any, **_: object) -> bool:
+    """Return whether a power is what something is divided by, as in x · pow(mean(x²), −½)."""
+    return not isinstance(exponent, Tensor) and exponent < 0
 
 
 def _is_activation(module: nn.Module) -> bool:

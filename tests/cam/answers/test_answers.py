@@ -23,6 +23,7 @@ from tests.cam.answers.test_token_maps import stated
 
 PHOTO = np.random.default_rng(1).integers(0, 256, (90, 150, 3), np.uint8)
 QUESTION = "what is in the picture ?"
+FORGETFUL = ("paligemma", "gemma3", "gemma4", "gemma4-large")
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +214,7 @@ def test_legrad_is_the_gradient_of_each_blocks_own_logit(eager: VisionLanguageMo
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_photo_is_read_once_for_all_questions(name: str) -> None:
     """Not by those whose image tokens depend on the question (PaliGemma), and that forget tokens
-    (Gemma 3)."""
+    (Gemma 3 and 4)."""
     module, processor = family(name)
     model = VisionLanguageModel(module, processor, photos=4)
     plain = VisionLanguageModel(module, processor)
@@ -230,7 +231,7 @@ def test_a_photo_is_read_once_for_all_questions(name: str) -> None:
         lengths.clear()
         found = asked(model, question=question, max_tokens=4)
         whole = found.prompt_tokens
-        shares = number > 0 and name not in ("paligemma", "gemma3")
+        shares = number > 0 and name not in FORGETFUL
         assert (lengths[0] < whole - found.image_tokens) == shares
         assert (lengths[-1] < whole) == shares  # the pass without the picture
         alike(found, expected)
@@ -327,6 +328,38 @@ def test_chefer_is_the_product_of_attention_times_gradient() -> None:
         expected = relevance[length - 1 + number, image].reshape(8, 8)
         assert expected.any()
         close(token.map, expected, rtol=1e-3, atol=1e-9)
+
+
+def test_gradients_are_taken_where_image_tokens_reach_the_answer() -> None:
+    """The last block of the small Gemma 4 reads the keys and values of another one: the middle one
+    of three blocks is the second."""
+    model = VisionLanguageModel(*family("gemma4"))
+    found = asked(model, answer="a red cat", method="gradcam")
+    seen: list[torch.Tensor] = []
+
+    def keep(block: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        seen.append(given[0].requires_grad_())
+        return (seen[-1], *given[1:])
+
+    handle = model.model.model.language_model.layers[1].register_forward_pre_hook(keep)
+    question = model.ask(PHOTO, QUESTION)
+    inputs = dict(question.inputs)
+    ids = torch.tensor([[token.id for token in found.tokens]])
+    for name, more in (
+        ("input_ids", ids),
+        ("attention_mask", torch.ones_like(ids)),
+        ("mm_token_type_ids", torch.zeros_like(ids)),
+    ):
+        inputs[name] = torch.cat([inputs[name], more], 1)
+    output = model.model(**inputs)
+    handle.remove()
+    image = question.image
+    for number, token in enumerate(found.tokens):
+        logit = output.logits[0, question.length - 1 + number, token.id]
+        (slopes,) = torch.autograd.grad(logit, seen[0], retain_graph=True)
+        heat = (seen[0][0, image] @ slopes[0, image].mean(0)).relu().detach()
+        close(token.map, heat.reshape(6, 10), rtol=1e-3, atol=1e-6)
+    assert any(token.map is not None and token.map.any() for token in found.tokens)
 
 
 def test_occlusion_is_the_fall_of_the_log_probability(llava: VisionLanguageModel) -> None:
@@ -690,6 +723,10 @@ def test_an_answer_that_takes_too_much_memory_is_refused_before(
     assert legrad.memory == attended.memory + 4 * tokens * (8 * 32 + 4 * 64)
     chefer = asked(llava, max_tokens=4, method="chefer")
     assert chefer.memory == found.memory + 3 * (legrad.memory - found.memory)
+    # Two blocks with two heads of eight numbers, and two with one of sixteen.
+    sizes = asked(VisionLanguageModel(*family("gemma4-large")), max_tokens=4)
+    numbers = 2 * (2 * 2 * 8 + 2 * 16)
+    assert sizes.memory == (sizes.prompt_tokens + 4) * (numbers * 4 + 32 * 4)
     monkeypatch.setattr("cam.answers.explain.MAX_BYTES", found.memory - 1)
     with pytest.raises(InvalidOption, match=r"would take [\d,]+ bytes; at most"):
         asked(llava, max_tokens=4)

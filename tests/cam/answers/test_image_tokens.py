@@ -54,6 +54,9 @@ EXPECTED: dict[str, list[tuple[tuple[int, int], tuple[float, ...]]]] = {
     "smolvlm": [*(((4, 4), box) for box in SIXTHS), ((4, 4), WHOLE)],
     "idefics3": [*(((4, 4), box) for box in SIXTHS), ((4, 4), WHOLE)],
     "gemma3": [((4, 4), WHOLE)],
+    # 280 patches hold the photo as 96 × 160 pixels, whole tokens of 16 × 16.
+    "gemma4": [((6, 10), WHOLE)],
+    "gemma4-large": [((6, 10), WHOLE)],
 }
 
 
@@ -116,6 +119,34 @@ def test_a_picture_that_is_turned_or_cut_oddly_is_refused() -> None:
     (tile,) = tiles_of(Cut(), Plain(), 16, 32, 32)
     assert tile.tokens.shape == (4, 8)
     np.testing.assert_allclose(tile.tokens, np.arange(32).reshape(4, 8))
+
+
+def test_patches_are_known_by_their_positions() -> None:
+    """Eight patches of 4 × 4 pixels in any order, and one of padding, are two tokens."""
+    order = [5, 0, 6, 3, 1, 7, 2, 4]
+    positions = torch.tensor([[patch % 4, patch // 4] for patch in order] + [[-1, -1]])
+
+    def process(photo: np.ndarray[Any, Any], positions: torch.Tensor = positions) -> dict[str, Any]:
+        pixels = torch.from_numpy(photo).float().reshape(2, 4, 4, 4, 3).permute(0, 2, 1, 3, 4)
+        patches = torch.cat([pixels.reshape(8, 48)[order], torch.zeros(1, 48)])
+        return {"pixel_values": patches[None], "image_position_ids": positions[None]}
+
+    (tile,) = tiles_of(process, Plain(), 8, 16, 2)
+    assert tile.tokens.tolist() == [[0, 1]]
+    np.testing.assert_allclose((tile.box.left, tile.box.right), (0, 1), atol=0.01)
+    with pytest.raises(ModelError, match="3 image tokens are no whole squares of 8 patches"):
+        tiles_of(process, Plain(), 8, 16, 3)
+    odd = positions.clone()
+    odd[0] = torch.tensor([3, 0])
+    with pytest.raises(ModelError, match="2 image tokens are no grid of 1 × 2"):
+        tiles_of(lambda photo: process(photo, odd), Plain(), 8, 16, 2)
+
+
+def test_scores_that_are_not_finite_are_refused() -> None:
+    tile = Tile(np.arange(4).reshape(2, 2), Box(0, 0, 1, 1))
+    for odd in (np.nan, np.inf):
+        with pytest.raises(ModelError, match="not finite"):
+            on_photo(np.array([1, 2, odd, 3], np.float32), [tile])
 
 
 def test_a_padded_border_is_no_part_of_the_photo() -> None:

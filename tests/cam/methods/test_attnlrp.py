@@ -232,6 +232,8 @@ def test_what_a_function_makes_of_0_is_a_bias() -> None:
         pytest.param(lambda x: functional.normalize(x, dim=-1), id="normalize"),
         pytest.param(lambda x: x / x.norm(dim=-1, keepdim=True), id="division by the norm"),
         pytest.param(lambda x: x * torch.rsqrt((x**2).mean(-1, keepdim=True)), id="rsqrt"),
+        pytest.param(lambda x: x * torch.pow((x**2).mean(-1, keepdim=True), -0.5), id="pow"),
+        pytest.param(lambda x: x * (x**2).mean(-1, keepdim=True) ** -0.5, id="**"),
     ],
 )
 def test_a_normalisation_divides_by_a_constant(layer: Callable[[Tensor], Tensor]) -> None:
