@@ -46,7 +46,7 @@ TEMPLATE: Final = (
 FAMILIES: Final = (
     *("llava", "llava-crop", "llava-next", "llava-onevision", "qwen2-vl", "qwen2.5-vl"),
     *("qwen3-vl", "internvl", "paligemma", "smolvlm", "idefics3", "gemma3"),
-    *("gemma4", "gemma4-large"),
+    *("gemma4", "gemma4-large", "glm4v", "mistral3"),
 )
 
 
@@ -268,6 +268,53 @@ def family(name: str) -> tuple[Any, Any]:
             t.Gemma4ImageProcessor(**pooled, max_soft_tokens=70),
             words,
             t.Gemma4VideoProcessor(**pooled),
+            chat_template=_template("<image>"),
+        )
+    elif name == "glm4v":
+        rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+        config = t.Glm4vConfig(
+            text_config=dict(TEXT, rope_parameters=rope | {"partial_rotary_factor": 1.0}),
+            vision_config=t.Glm4vVisionConfig(
+                **{key: VISION[key] for key in ("hidden_size", "intermediate_size", "image_size")},
+                out_hidden_size=32,
+                depth=2,
+                num_heads=4,
+                patch_size=8,
+                spatial_merge_size=2,
+            ),
+            image_token_id=image,
+            video_token_id=number("<video>"),
+            image_start_token_id=number("<|vision_start|>"),
+            image_end_token_id=number("<|vision_end|>"),
+            video_start_token_id=number("<fake>"),
+            video_end_token_id=number("<end>"),
+        )
+        model = t.Glm4vForConditionalGeneration(config)
+        sizes = {"shortest_edge": 16**2, "longest_edge": 2 * 192**2}
+        processor = t.Glm4vProcessor(
+            t.Glm4vImageProcessor(patch_size=8, size=sizes),
+            tokenizer(video_token="<video>"),
+            t.Glm4vVideoProcessor(patch_size=8),
+            chat_template=_template("<|vision_start|><image><|vision_end|>"),
+        )
+    elif name == "mistral3":
+        pixtral = {key: value for key, value in VISION.items() if key != "image_size"}
+        config = t.Mistral3Config(
+            text_config=t.MistralConfig(**TEXT, head_dim=8, sliding_window=None),
+            vision_config=t.PixtralVisionConfig(**pixtral, image_size=128, head_dim=8),
+            image_token_index=image,
+            spatial_merge_size=2,
+        )
+        model = t.Mistral3ForConditionalGeneration(config)
+        patch = {"height": 8, "width": 8}
+        processor = t.PixtralProcessor(
+            t.PixtralImageProcessor(size={"longest_edge": 128}, patch_size=patch),
+            tokenizer(),
+            patch_size=8,
+            spatial_merge_size=2,
+            image_token="<image>",
+            image_break_token="<break>",
+            image_end_token="<end_of_image>",
             chat_template=_template("<image>"),
         )
     else:

@@ -229,6 +229,11 @@ def _of_patches(
 def _of_pictures(where: NDArray[np.float64], tokens: int) -> list[NDArray[np.float64]]:
     """Return the places of the tokens of pictures (…, 3, H, W), each of which has as many tokens,
     row by row."""
+    if where.ndim < 5 or where.shape[-4] != 3:
+        raise ModelError(
+            f"the processor's pixel_values have the shape {where.shape[:-1]}, which no pictures "
+            "have, and it does not tell where they lie"
+        )
     pictures = where.reshape(-1, *where.shape[-4:])
     each, left = divmod(tokens, len(pictures))
     height, width = pictures.shape[2:4]

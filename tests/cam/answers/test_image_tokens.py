@@ -57,6 +57,9 @@ EXPECTED: dict[str, list[tuple[tuple[int, int], tuple[float, ...]]]] = {
     # 280 patches hold the photo as 96 × 160 pixels, whole tokens of 16 × 16.
     "gemma4": [((6, 10), WHOLE)],
     "gemma4-large": [((6, 10), WHOLE)],
+    "glm4v": [((6, 9), WHOLE)],
+    # Each row of tokens ends with a break, which is no image token.
+    "mistral3": [((5, 8), WHOLE)],
 }
 
 
@@ -114,6 +117,8 @@ def test_a_picture_that_is_turned_or_cut_oddly_is_refused() -> None:
         tiles_of(Cut(turned=True), Plain(), 16, 16, 16)
     with pytest.raises(ModelError, match="7 image tokens do not divide 1 pictures of 16 × 16"):
         tiles_of(Cut(), Plain(), 16, 16, 7)
+    with pytest.raises(ModelError, match=r"have the shape \(1, 4, 192\), which no pictures have"):
+        tiles_of(lambda photo: {"pixel_values": torch.ones(1, 4, 192)}, Plain(), 16, 16, 4)
     with pytest.raises(ModelError, match="no pixel_values"):
         tiles_of(lambda photo: {}, Plain(), 16, 16, 16)
     (tile,) = tiles_of(Cut(), Plain(), 16, 32, 32)
