@@ -141,7 +141,7 @@ def _greedy(
     """Yield what was read last, the logits of the next token (V,) and the most probable one; None
     for the token that ends the answer."""
     with torch.no_grad():
-        read, output = model.read(asked, use_cache=True, by_prefix=True)
+        read, past = model.read(asked, use_cache=True, by_prefix=True)
     turns = model.turns
     for number in range(most):
         token = int(read.logits[-1].argmax())
@@ -149,7 +149,7 @@ def _greedy(
         if number + 1 < most:
             with torch.no_grad():
                 model.turns = turns
-                read, output = model.read_on(token, output.past_key_values)
+                read, past = model.read_on(token, past)
 
 
 def _forced(

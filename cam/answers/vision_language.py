@@ -123,7 +123,9 @@ class VisionLanguageModel:
         self._prefixes = False
         """Whether what the model makes of a photo does not depend on the question behind it: see
         `check`."""
-        self._takes_encoded = "mm_encoder_outputs" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._takes_encoded = "mm_encoder_outputs" in taken
+        self._cache = "cache" if "cache" in taken else "past_key_values"  # before 5.24
         self._type = 0
         """Type of an answer's tokens among `token_type_ids` and the like."""
         self._tiles: LRUCache[tuple[int, int], list[Tile]] = LRUCache(SIZES)
@@ -260,10 +262,10 @@ class VisionLanguageModel:
         by_prefix: bool = False,
     ) -> tuple[Read, Any]:
         """Read the question and, behind it, tokens of an answer, in one pass. Return what the model
-        makes of each token, with the logits from the question's last token on, and its output.
+        makes of each token, with the logits from the question's last token on, and its cache.
 
         Args:
-            use_cache: whether the output has a cache, to read on from.
+            use_cache: whether there is a cache, to read on from.
             by_prefix: whether the tokens up to the last one of the photo may be left out, if an
                 earlier pass has read them. Hooks then see the others alone.
         """
@@ -288,10 +290,11 @@ class VisionLanguageModel:
         with self._last_hidden(len(tokens) + 1) as seen:
             output = self.model(**inputs, use_cache=use_cache or keep)
         hidden = seen[0][0]
-        if keep and (cache := first_of(output.past_key_values, stop)):
+        past = getattr(output, self._cache, None)
+        if keep and (cache := first_of(past, stop)):
             first = inputs["input_ids"][0, :stop]
             asked.encoded.prefix = Prefix(first, cache, hidden[:stop], self.turns)
-        return Read(hidden, output.logits[0].float()), output
+        return Read(hidden, output.logits[0].float()), past
 
     def _read_behind(
         self, prefix: Prefix, ids: Tensor, answered: int, *, use_cache: bool
@@ -302,18 +305,18 @@ class VisionLanguageModel:
         with self._last_hidden(answered + 1) as seen:
             output = self.model(
                 input_ids=ids[:, len(prefix.ids) :],
-                past_key_values=prefix.cache(),
                 use_cache=use_cache,
+                **{self._cache: prefix.cache()},
             )
         hidden = torch.cat([prefix.hidden, seen[0][0]])
-        return Read(hidden, output.logits[0].float()), output
+        return Read(hidden, output.logits[0].float()), getattr(output, self._cache, None)
 
     def read_on(self, token: int, past: Any) -> tuple[Read, Any]:
-        """Read one more token behind what is in the cache `past`."""
+        """Read one more token behind what is in the cache `past`. Return also the cache."""
         ids = torch.tensor([[token]], device=self.device)
         with self._last_hidden(1) as seen:
-            output = self.model(input_ids=ids, past_key_values=past, use_cache=True)
-        return Read(seen[0][0], output.logits[0, -1:].float()), output
+            output = self.model(input_ids=ids, use_cache=True, **{self._cache: past})
+        return Read(seen[0][0], output.logits[0, -1:].float()), getattr(output, self._cache)
 
     @property
     def turns(self) -> Any:
@@ -363,15 +366,15 @@ class VisionLanguageModel:
         photo = small.repeat(4, 0).repeat(4, 1)
         asked = self.ask(photo, "a")
         self._check_places(asked, rng)
-        read, output = self.read(asked, use_cache=True)
+        read, past = self.read(asked, use_cache=True)
         self._check_head(read)
         turns = self.turns
         self._prefixes = self._check_prefix(asked, read)
         self.turns = turns
-        steps, past = [read.logits[-1]], output.past_key_values
+        steps = [read.logits[-1]]
         said = [int(steps[0].argmax())]
         while len(said) < TRIAL_TOKENS and said[-1] not in self.ends:
-            read, output = self.read_on(said[-1], past)
+            read, past = self.read_on(said[-1], past)
             steps.append(read.logits[-1])
             said.append(int(steps[-1].argmax()))
         generated = self._generated(asked)
@@ -400,8 +403,8 @@ class VisionLanguageModel:
         ids, stop = other.inputs["input_ids"], int(other.image[-1]) + 1
         if not torch.equal(ids[0, :stop], asked.inputs["input_ids"][0, :stop]):
             return False
-        whole, output = self.read(other, use_cache=True)
-        cache = first_of(output.past_key_values, stop)
+        whole, past = self.read(other, use_cache=True)
+        cache = first_of(past, stop)
         near = torch.finfo(self.dtype).eps ** 0.5 * float(whole.hidden.std())
         if cache is None or not torch.allclose(
             read.hidden[:stop], whole.hidden[:stop], rtol=0, atol=near
