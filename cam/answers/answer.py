@@ -44,13 +44,17 @@ ANSWER_METHODS: Final[dict[AnswerMethod, str]] = {
 """Method → what its maps are, in one line."""
 BLIND: Final = ("attention", "rollout")
 """Methods whose maps depend on the place in the answer, and not on the word that is said there."""
+READ_OFF: Final = ("tam", "logits")
+"""Methods whose maps come from the passes that make the answer."""
 PASSES: Final = {"occlusion": 65, "eagle": 470}
 """Method → its passes of an answer, or of a word, if there are several."""
 MAX_TOKENS: Final = 512
 """Largest number of tokens of an answer."""
+LEAST_SIDE: Final = 16
+"""Least width and height of a photo, in pixels: of a smaller one, places cannot be told."""
 FROM_LANGUAGE = 0.3
 """Evidence of the photo, in nats, below which a word is said from language."""
-ALONE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+ALONE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 """Characters of scripts that put no spaces between words: each token is a word of its own."""
 
 
@@ -189,7 +193,7 @@ class ExplainedAnswer:
 
     def phrase(self, text: str) -> AnswerWord | None:
         """Return the first words of the answer that are a text, as one; None if there are none.
-        Upper and lower case do not matter."""
+        Upper and lower case and spaces do not matter."""
         return phrase_of(self.tokens, text)
 
 
@@ -219,33 +223,44 @@ def word_of(tokens: Sequence[AnswerToken], start: int, stop: int) -> AnswerWord:
 
 def words_of(tokens: Sequence[AnswerToken]) -> tuple[AnswerWord, ...]:
     """Group tokens to words: what stands between spaces, without the signs before and behind it,
-    which are words of their own. Tokens without a sign belong to none."""
-    runs: list[list[int]] = []
-    fresh = True
+    which are words of their own. A token with the first bytes of a letter adds no text, and belongs
+    to the word of the letter; one of spaces alone belongs to none."""
+    runs: list[list[tuple[int, int]]] = []  # for each token that is seen: its first one, its stop
+    first, fresh = 0, True
     for number, token in enumerate(tokens):
         text = token.text.strip()
         fresh = fresh or token.text[:1].isspace() or ALONE.search(text) is not None
         if text:
             if fresh:
                 runs.append([])
-            runs[-1].append(number)
+            runs[-1].append((first, number + 1))
             fresh = ALONE.search(text) is not None
         fresh = fresh or token.text[-1:].isspace()
+        first = number + 1 if token.text else first
     words: list[AnswerWord] = []
     for run in runs:
-        spoken = [number for number in run if any(map(str.isalnum, tokens[number].text))]
-        first, last = (spoken[0], spoken[-1] + 1) if spoken else (run[-1] + 1, run[-1] + 1)
-        for start, stop in ((run[0], first), (first, last), (last, run[-1] + 1)):
-            if start < stop:
-                words.append(word_of(tokens, start, stop))
+        spoken = [each for each in run if any(map(str.isalnum, tokens[each[1] - 1].text))]
+        end = run[-1][1]
+        begin, stop = (spoken[0][0], spoken[-1][1]) if spoken else (end, end)
+        for one, other in ((run[0][0], begin), (begin, stop), (stop, end)):
+            if one < other:
+                words.append(word_of(tokens, one, other))
     return tuple(words)
 
 
 def phrase_of(tokens: Sequence[AnswerToken], text: str) -> AnswerWord | None:
     """Return the first words of some tokens that are a text: see `ExplainedAnswer.phrase`."""
-    wanted, words = text.lower().split(), words_of(tokens)
-    said = [word.text.lower() for word in words]
-    for first in range(len(said) - len(wanted) + 1) if wanted else ():
-        if said[first : first + len(wanted)] == wanted:
-            return word_of(tokens, words[first].start, words[first + len(wanted) - 1].stop)
+    wanted, words = _squeezed(text), words_of(tokens)
+    for number, first in enumerate(words):
+        found = ""
+        for last in words[number:]:
+            found += _squeezed(last.text)
+            if found == wanted:
+                return word_of(tokens, first.start, last.stop)
+            if len(found) > len(wanted):
+                break
     return None
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.casefold().split())

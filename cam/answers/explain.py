@@ -8,7 +8,6 @@ answer.phrase("red circle").map
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -29,7 +28,7 @@ from cam.answers.answer import (
     words_of,
 )
 from cam.answers.image_tokens import on_photo
-from cam.answers.methods import OWN_PASSES, blurred, eagle, kept_by, likely
+from cam.answers.methods import OWN_PASSES, blurred, eagle, kept_by, likely, log_probabilities
 from cam.answers.scores import scores_of
 from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
@@ -91,6 +90,7 @@ def answer_in_steps(
     own = OWN_PASSES.get(options.method)
     maps = None if own or options.method == "eagle" else _TokenMaps(model, asked)
     tokens: list[AnswerToken] = []
+    logs: list[float] = []
     text, ended = _Text(model), False
     steps = _forced(model, asked, given) if given is not None else _greedy(model, asked, most)
     for read, logits, token in steps:
@@ -98,10 +98,11 @@ def answer_in_steps(
             ended = True
             break
         with torch.no_grad():
-            said = _said(text, logits, token, options.alternatives)
+            said, log = _said(text, logits, token, options.alternatives)
             if maps:
                 said = replace(said, map=maps.map_of(token, read, options.method))
         tokens.append(said)
+        logs.append(log)
         yield AnswerProgress(len(tokens), most, None, len(tokens) - 1, said)
         if given is None and stop():
             break
@@ -114,7 +115,7 @@ def answer_in_steps(
         heat = yield from eagle(model, asked, [one.id for one in tokens], some)
         tokens[some] = [replace(one, map=heat) for one in tokens[some]]
     if options.evidence and tokens:
-        tokens = _with_evidence(model, asked, tokens)
+        tokens = _with_evidence(model, asked, tokens, logs)
     answer = ExplainedAnswer(
         question=question.strip(),
         text="".join(token.text for token in tokens).strip(),
@@ -240,29 +241,37 @@ class _Text:
         whole = self._model.tokenizer.decode(
             [*self._ids, token], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        # The bytes of a letter may be spread over several tokens; the last one adds the letter.
-        if whole.endswith("\ufffd") and len(whole) <= len(self._text) + 1:
-            return ""
+        # The bytes of a letter may be spread over several tokens: the last one adds the letter, and
+        # the space before it, so that all of them belong to one word.
+        if whole.endswith("\ufffd"):
+            whole = whole.rstrip("\ufffd ")
         return str(whole[len(self._text) :])
 
 
-def _said(text: _Text, logits: Tensor, token: int, alternatives: int) -> AnswerToken:
+def _said(text: _Text, logits: Tensor, token: int, alternatives: int) -> tuple[AnswerToken, float]:
+    """Return a token, and its log-probability."""
+    logs = log_probabilities(logits, [token])
     probabilities = logits.softmax(-1)
     best = probabilities.topk(min(alternatives, len(probabilities)))
     others = tuple(
         Alternative(text.with_token(int(index)), float(value))
         for value, index in zip(best.values, best.indices, strict=True)
     )
-    return AnswerToken(token, text.added(token), float(probabilities[token]), others)
+    said = AnswerToken(token, text.added(token), float(probabilities[token]), others)
+    return said, float(logs[0])
 
 
 def _with_evidence(
-    model: VisionLanguageModel, asked: Asked, tokens: list[AnswerToken]
+    model: VisionLanguageModel, asked: Asked, tokens: list[AnswerToken], logs: Sequence[float]
 ) -> list[AnswerToken]:
-    """Return the tokens with the evidence of the photo, by one pass of the blurred photo."""
+    """Return the tokens with the evidence of the photo, by one pass of the blurred photo.
+
+    Args:
+        logs: the tokens' log-probabilities.
+    """
     blind = model.with_photo(asked, blurred(asked.photo), kept=True)
     without = likely(model, blind, [token.id for token in tokens])
     return [
-        replace(token, evidence=math.log(max(token.probability, 1e-12)) - float(other))
-        for token, other in zip(tokens, without, strict=True)
+        replace(token, evidence=log - float(other))
+        for token, log, other in zip(tokens, logs, without, strict=True)
     ]

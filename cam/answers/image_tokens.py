@@ -22,8 +22,9 @@ from cam.errors import ModelError
 
 Process = Callable[[NDArray[np.uint8]], Mapping[str, Any]]
 """Processes a photo, RGB uint8 (H, W, 3), into the inputs of the model."""
-LEAST_SHARE: Final = 0.5
-"""Least share of a token's pixels that are the photo's and not padding."""
+LEAST_SHARE: Final = 0.99
+"""Least share of the pixels of a token that are the photo's and not padding, for its centre to tell
+the grid."""
 SNAP: Final = 0.1
 """Distance to the edge of a cell of the map, in cells, below which a tile begins or ends there."""
 OFF_GRID: Final = 0.25
@@ -84,6 +85,11 @@ def tiles_of(process: Process, model: Any, height: int, width: int, tokens: int)
         tiles += [tile] if tile else []
     if first != tokens:
         raise ModelError(f"the photo has {tokens} image tokens, and its tiles have {first}")
+    if not tiles:
+        raise ModelError(
+            f"no image token shows a photo of {width} × {height} pixels without padding, so their "
+            "places cannot be told"
+        )
     return tiles
 
 
@@ -285,6 +291,11 @@ def _tile(numbers: NDArray[np.int64], places: NDArray[np.float64]) -> Tile | Non
         index = np.indices(numbers.shape)[1 - axis][shown]
         values = places[..., axis][shown]
         if len(set(index.tolist())) == 1:
+            if cells > 1:
+                raise ModelError(
+                    "image tokens show the photo in one row alone, and padding in the others, so "
+                    "their places cannot be told"
+                )
             edges.append((0.0, 1.0))
             continue
         pitch, first = np.polyfit(index, values, 1)

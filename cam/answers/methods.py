@@ -17,6 +17,8 @@ from cam.drawing.heatmap import Float
 from cam.errors import ModelError
 from cam.hooks.relevance_rules import RelevanceRules
 
+GROUP: Final = 8
+"""Number of tokens that LeGrad explains in one step; other answers take their turns between two."""
 Maps = Generator[AnswerProgress, None, list[Float]]
 Passes = Callable[[VisionLanguageModel, Asked, Sequence[int]], Maps]
 CELLS: Final = 8
@@ -115,33 +117,38 @@ def legrad(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> M
     for the attention A_l of block l from the place where the token c is said to the image tokens,
     and the logit y_l that the block's output h_l at that place would give: the model's last norm
     and the output embedding w_c of the token. Each gradient goes through one block only. One pass
-    of the whole answer with materialised attention, and one backward pass for each token and block.
+    of the whole answer with materialised attention for each `GROUP` tokens, and one backward pass
+    for each token and block.
     """
     blocks = _blocks(model)
     norm = _norm(model, blocks)
-    places = range(asked.length - 1, asked.length - 1 + len(tokens))
+    said_at = list(enumerate(tokens, start=asked.length - 1))
     heat = torch.zeros(len(tokens), len(asked.image), device=model.device)
+    group: list[tuple[int, int]] = []
     seen: list[Tensor] = []
     weights: list[Tensor] = []
 
     def measure(block: nn.Module, given: object, output: Any) -> Any:
         hidden = output[0] if isinstance(output, tuple) else output
-        said = model.head(norm(hidden[0, list(places)]))
+        said = model.head(norm(hidden[0, [place for place, _ in group]]))
         attended = weights.pop()
-        for number, (token, place) in enumerate(zip(tokens, places, strict=True)):
-            (slopes,) = torch.autograd.grad(said[number, token], attended, retain_graph=True)
-            heat[number] += slopes[0, :, place, asked.image].float().relu().mean(0)
+        for logits, (place, token) in zip(said, group, strict=True):
+            (slopes,) = torch.autograd.grad(logits[token], attended, retain_graph=True)
+            rise = slopes[0, :, place, asked.image].float().relu().mean(0)
+            heat[place - asked.length + 1] += rise
         seen.clear()
         return (hidden.detach(), *output[1:]) if isinstance(output, tuple) else hidden.detach()
 
-    with ExitStack() as stack:
-        stack.enter_context(_attentions(model, blocks, weights.append))
-        for block in blocks:
-            stack.enter_context(_inputs(block, seen))
-            stack.callback(block.register_forward_hook(measure).remove)
-        with torch.enable_grad():
-            model.read(asked, tokens)
-    yield AnswerProgress(1, 1, "legrad")
+    for first in range(0, len(tokens), GROUP):
+        group = said_at[first : first + GROUP]
+        with ExitStack() as stack:
+            stack.enter_context(_attentions(model, blocks, weights.append))
+            for block in blocks:
+                stack.enter_context(_inputs(block, seen))
+                stack.callback(block.register_forward_hook(measure).remove)
+            with torch.enable_grad():
+                model.read(asked, tokens)
+        yield AnswerProgress(first + len(group), len(tokens), "legrad")
     return [on_photo(row, asked.tiles) for row in (heat / len(blocks)).cpu().numpy()]
 
 
@@ -329,8 +336,19 @@ def likely(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> F
     """Return the log-probability of each token, float32 (T,)."""
     with torch.no_grad():
         read, _ = model.read(asked, tokens, by_prefix=True)
-    rows = read.logits[:-1].log_softmax(-1)
+    return log_probabilities(read.logits[:-1], tokens)
+
+
+def log_probabilities(logits: Tensor, tokens: Sequence[int]) -> Float:
+    """Return the log-probability of each token by its logits (T, V) or (V,), float32 (T,).
+
+    Raises:
+        ModelError: if one is not finite.
+    """
+    rows = logits.view(len(tokens), -1).log_softmax(-1)
     found: Float = rows[torch.arange(len(tokens)), list(tokens)].cpu().numpy()
+    if not np.isfinite(found).all():
+        raise ModelError("the logits of the model are not finite, so no token has a probability")
     return found
 
 

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cam.answers.answer import LEAST_SIDE
 from cam.answers.encoding import Encoding, Prefix, first_of
 from cam.answers.image_tokens import Tile, tiles_of
 from cam.errors import InvalidImages, InvalidPrompt, ModelError
@@ -34,8 +35,6 @@ COLOURS: Final = ((0, 0, 0), (255, 255, 255), (255, 0, 128))
 """Colours that the check paints there."""
 SIZES: Final = 16
 """Number of sizes of photos whose tiles are kept."""
-LEAST_SIDE: Final = 16
-"""Least width and height of a photo, in pixels: of a smaller one, places cannot be told."""
 Photo = NDArray[np.uint8]
 
 
@@ -213,6 +212,13 @@ class VisionLanguageModel:
         answer = self.checked(answer, "answer")
         text = answer if asked.spaced else f" {answer}"
         tokens = self._ids(text)
+        # Some tokenizers put a space before each text, which the answer has already: it is read
+        # behind the end of the question.
+        start = max((asked.text.rfind(one) + len(one) for one in self._special if one), default=0)
+        end = asked.text[start:]
+        before, both = self.tokenizer([end, end + text], add_special_tokens=False)["input_ids"]
+        if before and both[: len(before)] == before:
+            tokens = both[len(before) :]
         if asked.length + len(tokens) > self.longest:
             raise InvalidPrompt(
                 f"photo, question and answer have {asked.length + len(tokens)} tokens; the model "

@@ -41,7 +41,7 @@ async def deadline(seconds: float, *, of: float | None = None) -> AsyncIterator[
     except TimeoutError:
         raise DeadlineExceeded(
             f"the answer was not ready after {of or seconds:g} s; "
-            "send fewer or smaller images, or a smaller budget"
+            "send fewer or smaller images, or ask for less: a smaller budget, fewer max_tokens"
         ) from None
 
 

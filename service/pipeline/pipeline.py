@@ -8,6 +8,7 @@ and Ray all use it.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -30,6 +31,7 @@ from cam import (
     SimilarityTarget,
     Target,
 )
+from cam.answers.answer import LEAST_SIDE, READ_OFF
 from cam.drawing.heatmap import Box
 from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
@@ -94,6 +96,9 @@ from service.pipeline.resolve import (
 )
 from service.pipeline.result import ImageResult, require_few_numbers
 
+EXPLAINING_SHARE: Final = 0.875
+"""Share of an answer's time that is left for methods with passes of their own: those with gradients
+take five to ten times as long as the answer."""
 ANSWERED_SIDE: Final = 1024
 """Longer side, in pixels, to which a photo is reduced before a question about it is answered."""
 T = TypeVar("T")
@@ -402,12 +407,18 @@ class Pipeline:
                     photo = encoded.decode()
                     small = photo.copy() if asked.region else photo
                     size = photo.size
-                    small.thumbnail((ANSWERED_SIDE, ANSWERED_SIDE), Image.Resampling.LANCZOS)
+                    long = max(ANSWERED_SIDE, math.ceil(LEAST_SIDE * max(size) / min(size)))
+                    small.thumbnail((long, long), Image.Resampling.LANCZOS)
                     pixels = np.asarray(small)
                     if asked.region is None:
                         return size, pixels, None
                     seen = ModelInput.of(pixels, Box(0, 0, *size))
-                    region = region_on_input(asked.region, photo, seen, max_pixels=self._max_pixels)
+                    most = self._max_pixels
+                    try:
+                        region = region_on_input(asked.region, photo, seen, max_pixels=most)
+                    except Problem as problem:
+                        where = instance.origins.get("region", instance.pointer)
+                        raise problem.at(where) from None
                     return size, pixels, region
 
             try:
@@ -425,6 +436,8 @@ class Pipeline:
             evaluate=asked.evaluate,
             region=region,
         )
+        if until is not None and method not in READ_OFF:
+            until -= (until - monotonic()) * EXPLAINING_SHARE
         question = AnswerQuestion(pixels, asked.question, options, until)
         outcome = await replicas.ask(question, progress=progress)
         timings.note_outcome(outcome)

@@ -11,10 +11,12 @@ import cv2
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_answer
-from cam.answers.answer import PASSES, AnswerToken, words_of
+from cam.answers.answer import PASSES, AnswerToken, phrase_of, words_of
 from cam.answers.explain import answer_in_steps
 from cam.answers.methods import OWN_PASSES, _blocks, blurred, likely
 from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
@@ -208,6 +210,16 @@ def test_legrad_is_the_gradient_of_each_blocks_own_logit(eager: VisionLanguageMo
     expected = torch.stack(rows).mean(0).reshape(8, 8)
     assert expected.max() > 0
     close(token.map, expected, rtol=1e-2, atol=1e-4 * float(expected.max()))
+
+
+def test_legrad_explains_a_few_tokens_at_a_time(
+    llava: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = asked(llava, answer="a red cat", method="legrad", evidence=False)
+    monkeypatch.setattr("cam.answers.methods.GROUP", 2)
+    found = asked(llava, answer="a red cat", method="legrad", evidence=False)
+    for mine, theirs in zip(found.tokens, whole.tokens, strict=True):
+        close(mine.map, theirs.map, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's
@@ -478,6 +490,30 @@ def test_evidence_is_the_log_ratio_to_the_blurred_photo(llava: VisionLanguageMod
     assert word.from_language is (word.evidence < 0.3)
 
 
+def test_evidence_of_improbable_tokens_is_whole() -> None:
+    """Their probability is 0 in 32 bits; its logarithm is not."""
+    module, processor = family("llava")
+    module.set_output_embeddings(copy.deepcopy(module.get_output_embeddings()))
+    module.lm_head.weight.data *= 300
+    model = VisionLanguageModel(module, processor)
+    found = asked(model, answer="a red cat", method="logits")
+    logs = []
+    for photo in (PHOTO, blurred(PHOTO)):
+        question = model.ask(photo, QUESTION)
+        logs.append(likely(model, question, [token.id for token in found.tokens]))
+    assert min(map(min, logs)) < -50
+    for token, expected in zip(found.tokens, logs[0] - logs[1], strict=True):
+        assert token.evidence == pytest.approx(float(expected), rel=1e-3, abs=1e-3)
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    module, processor = family("llava")
+    model = VisionLanguageModel(module, processor)
+    module.lm_head.register_forward_hook(lambda layer, given, logits: logits * torch.nan)
+    with pytest.raises(ModelError, match="logits of the model are not finite"):
+        asked(model, max_tokens=2)
+
+
 def test_scores_are_areas_under_the_words_probability(llava: VisionLanguageModel) -> None:
     found = asked(
         llava, answer="a red cat", method="logits", evidence=False, word="red cat", evaluate=True
@@ -557,6 +593,83 @@ def test_a_phrase_is_the_mean_of_its_words(llava: VisionLanguageModel) -> None:
 def test_tokens_are_grouped_to_words(texts: list[str], words: list[str]) -> None:
     tokens = [AnswerToken(0, text, 0.5) for text in texts]
     assert [word.text for word in words_of(tokens)] == words
+
+
+def test_all_bytes_of_a_letter_belong_to_its_word() -> None:
+    texts = ("so", "", " 红", "", "色", " ", "", "é!")
+    tokens = [AnswerToken(0, text, 0.5, evidence=1.0) for text in texts]
+    found = [(word.text, word.start, word.stop) for word in words_of(tokens)]
+    assert found == [("so", 0, 1), ("红", 1, 3), ("色", 3, 5), ("é!", 6, 8)]
+    word = words_of(tokens)[1]
+    assert (word.probability, word.evidence) == (0.25, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("texts", "phrase", "place"),
+    [
+        (["a", " red", " circle", "."], "Red circle.", (1, 4)),
+        (["(", "red", ")", " cat"], "(red)", (0, 3)),
+        (["red", ",", " round", " cat"], "red, round", (0, 3)),
+        (["日本", "語", "です"], "日本語", (0, 2)),
+        (["고", "양이", "가", " 있다"], "고양이가", (0, 3)),
+        (["a", " red", " circle"], "red cat", None),
+        (["a", " red"], "re", None),
+    ],
+)
+def test_a_phrase_is_found_as_it_is_written(
+    texts: list[str], phrase: str, place: tuple[int, int] | None
+) -> None:
+    found = phrase_of([AnswerToken(0, text, 0.5) for text in texts], phrase)
+    assert (found and (found.start, found.stop)) == place
+
+
+def with_tokenizer(words: list[str], merges: list[tuple[str, str]], **named: Any) -> Any:
+    """A LLaVA whose tokens are pieces of words, `▁` for a space, or bytes."""
+    special = ["<pad>", "<eos>", "<unk>", "<image>", "<bos>"]
+    ids = {word: number for number, word in enumerate(dict.fromkeys(special + words))}
+    made = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, **named))
+    spaces = normalizers.Replace(" ", "▁")
+    # With merges, as Llama 2 has it: each text begins with a space.
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if merges else spaces
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if merges else parts)
+    model, processor = family("llava")
+    processor.tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        bos_token="<bos>",
+        extra_special_tokens={"image_token": "<image>"},
+    )
+    processor.chat_template = (
+        "{% for part in messages[0].content %}{% if part.type == 'image' %}<image>"
+        "{% else %}{{ part.text }}{% endif %}{% endfor %} :"
+    )
+    model.resize_token_embeddings(len(ids), mean_resizing=False)
+    return VisionLanguageModel(model, processor)
+
+
+def test_letters_of_several_tokens_are_whole() -> None:
+    letters = [*"▁acist:?", *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = with_tokenizer(letters, [], byte_fallback=True)
+    for answer in ("a 红 cat", "红色", "is 😀 a cat", "é"):
+        found = asked(model, "is a cat", answer=answer, method="logits")
+        assert found.text == answer
+        assert [word.text for word in found.words] == (
+            ["红", "色"] if answer == "红色" else answer.split()
+        )
+        assert all(word.map is not None for word in found.words)
+
+
+def test_a_given_answer_has_the_tokens_that_the_model_would_say() -> None:
+    """The tokenizer puts a space before each text, the answer's own among them."""
+    words = ["▁", *"acist:", "▁a", "▁c", "at", "▁cat", "▁i", "▁is"]
+    merges = [("▁", "a"), ("▁", "c"), ("a", "t"), ("▁c", "at"), ("▁", "i"), ("▁i", "s")]
+    model = with_tokenizer(words, merges)
+    found = asked(model, "is a cat", answer="a cat", method="logits", evidence=False)
+    assert model.tokenizer.convert_ids_to_tokens([one.id for one in found.tokens]) == ["▁a", "▁cat"]
+    assert found.text == "a cat"
 
 
 def test_an_answer_comes_token_by_token_and_stops_when_told(llava: VisionLanguageModel) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from cam import VisionLanguageModel
 from cam.answers.image_tokens import Tile, on_photo, tiles_of
@@ -124,6 +125,30 @@ def test_a_picture_that_is_turned_or_cut_oddly_is_refused() -> None:
     (tile,) = tiles_of(Cut(), Plain(), 16, 32, 32)
     assert tile.tokens.shape == (4, 8)
     np.testing.assert_allclose(tile.tokens, np.arange(32).reshape(4, 8))
+
+
+def test_a_photo_is_padded_to_a_square() -> None:
+    """Tokens that show a part of the border have no centre of their own, and those of a photo that
+    fills no whole row of tokens have no known places."""
+    model, processor = family("llava")
+    size = {"height": 64, "width": 64}
+    processor.image_processor = transformers.LlavaImageProcessor(
+        do_pad=True, size=size, crop_size=size
+    )
+    padded = VisionLanguageModel(model, processor)
+    rng = np.random.default_rng(0)
+
+    def tile(height: int, width: int) -> Tile:
+        (found,) = padded.ask(rng.integers(0, 256, (height, width, 3), np.uint8), "a").tiles
+        return found
+
+    for height, width in ((419, 429), (615, 588), (312, 591), (200, 600)):
+        box, long = tile(height, width).box, max(height, width)
+        across, down = (long / width - 1) / 2, (long / height - 1) / 2
+        found = (box.left, box.top, box.right, box.bottom)
+        np.testing.assert_allclose(found, (-across, -down, 1 + across, 1 + down), atol=0.06)
+    with pytest.raises(ModelError, match="no image token shows a photo of 600 × 30 pixels"):
+        tile(30, 600)
 
 
 def test_patches_are_known_by_their_positions() -> None:

@@ -228,6 +228,22 @@ def test_every_mistake_is_a_sentence(
     assert refused.headers["content-type"] == "application/problem+json"
 
 
+def test_a_long_thin_photo_keeps_its_height(client: TestClient) -> None:
+    found = client.post(
+        "/v1/models/shapes:answer",
+        params={"question": QUESTION},
+        content=encoded(Image.new("RGB", (3000, 20))),
+        headers={"Content-Type": "image/png"},
+    )
+    assert found.status_code == 200, found.text
+
+
+def test_the_region_is_what_is_wrong(client: TestClient) -> None:
+    region = '{"box": [0, 0, 9, 999]}'
+    refused = post(client, question="is", word="a", evaluate=True, region=region)
+    assert refused.json()["pointer"] == "/query/region"
+
+
 def test_a_model_does_its_own_work_alone(client: TestClient) -> None:
     for verb in ("predict", "explain", "evaluate", "activations"):
         refused = client.post(
