@@ -21,11 +21,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
+from service.backend.work import AnswerQuestion
 from service.cli.main import cli
 from service.client import Client
 from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError
 from service.core.settings import Settings
+from service.engine.engine import Engine
 from service.loading.answering import SHAPES
 from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
@@ -226,6 +228,23 @@ def test_every_mistake_is_a_sentence(
     assert refused.status_code == status, refused.text
     assert sentence in refused.json()["detail"]
     assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_time_is_left_for_the_passes_of_a_method(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: dict[str, float] = {}
+    answered = Engine._answer
+
+    def noted(engine: Engine, work: AnswerQuestion) -> Any:
+        assert work.until
+        left[work.options.method] = work.until - time.monotonic()
+        return answered(engine, work)
+
+    monkeypatch.setattr(Engine, "_answer", noted)
+    for method in ("tam", "gradcam"):
+        assert post(client, question=QUESTION, method=method).status_code == 200
+    assert left["gradcam"] == pytest.approx(left["tam"] / 8, rel=0.1)
 
 
 def test_a_long_thin_photo_keeps_its_height(client: TestClient) -> None:
