@@ -214,7 +214,8 @@ class VisionLanguageModel:
         tokens = self._ids(text)
         # Some tokenizers put a space before each text, which the answer has already: it is read
         # behind the end of the question.
-        start = max((asked.text.rfind(one) + len(one) for one in self._special if one), default=0)
+        found = [one for one in self._special if one and one in asked.text]
+        start = max((asked.text.rindex(one) + len(one) for one in found), default=0)
         end = asked.text[start:]
         before, both = self.tokenizer([end, end + text], add_special_tokens=False)["input_ids"]
         if before and both[: len(before)] == before:
