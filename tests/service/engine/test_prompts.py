@@ -12,7 +12,7 @@ import torch
 
 from cam import ClassTarget, Question
 from service.backend.work import Explain
-from service.core.errors import Unexplainable
+from service.core.errors import InvalidParameter
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
@@ -57,7 +57,7 @@ async def test_each_request_has_its_own_classes(tmp_path: Path) -> None:
                 np.testing.assert_allclose(said.logits, logits.numpy(), rtol=1e-3, atol=1e-4)
                 assert isinstance(explanation.target, ClassTarget)
                 assert explanation.target.index == int(logits.argmax())
-        with pytest.raises(Unexplainable, match="knows no word of 'xylophone'"):
+        with pytest.raises(InvalidParameter, match="knows no word of 'xylophone'"):
             await replicas.ask(Explain(image(0), prompts=("a dog", "xylophone")))
         await replicas.close()
     assert module.weight is before
