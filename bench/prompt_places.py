@@ -19,16 +19,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from cam import ClassTarget, explain
 from service.loading.served_model import load
-from tests.service.models.test_embedded_prompts import PLACES, PROMPTS, entry, photo
+from tests.service.models.test_embedded_prompts import (
+    PLACES,
+    PROMPTS,
+    Box,
+    entry,
+    photo,
+    points_at,
+    squashed,
+)
 
-Box = tuple[float, float, float, float]
 BOTH: Final = "grad?cam*/both.png"
 OTHERS: Final[dict[tuple[str, str], list[Box]]] = {
     (BOTH, "a dog"): [(0.35, 0.05, 0.74, 0.66)],
@@ -66,12 +71,6 @@ def found_in(folder: Path, name: str) -> Image.Image:
     return Image.open(paths[0]).convert("RGB")
 
 
-def hottest(heat: NDArray[np.float32]) -> tuple[float, float]:
-    """Return x and y of the hottest place, as shares."""
-    row, column = np.unravel_index(int(heat.argmax()), heat.shape)
-    return (column + 0.5) / heat.shape[1], (row + 0.5) / heat.shape[0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("photos", type=Path)
@@ -85,8 +84,7 @@ def main() -> None:
     places = OTHERS | {place: [box] for place, box in PLACES.items()}
     hits: list[bool] = []
     for (name, prompt), boxes in places.items():
-        pixels = served.preprocessing.apply(photos[name], "squash").pixels
-        image = served.normalise(np.array(pixels)[None])
+        image = squashed(served, photos[name])
         targets = [ClassTarget(prompts.index(prompt))]
         targets += [
             ClassTarget(prompts.index(prompt), minus=prompts.index(other))
@@ -97,10 +95,7 @@ def main() -> None:
             likely = prompts[int(served.module(image).argmax())]
         for target in targets:
             (found,) = explain(served.module, image, target=target)
-            x, y = hottest(found.map)
-            hit = any(
-                left <= x <= right and top <= y <= bottom for left, top, right, bottom in boxes
-            )
+            hit = points_at(found.map, boxes)
             contrast = "" if target.minus is None else f", not {prompts[target.minus]}"
             print(f"{'hit ' if hit else 'miss'} {name}: {prompt}{contrast} (predicted: {likely})")
             if not contrast:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cam.answers.answer import (
+    READ_OFF,
     Alternative,
     AnswerMethod,
     AnswerOptions,
@@ -88,7 +89,7 @@ def answer_in_steps(
                 "photo"
             )
     own = OWN_PASSES.get(options.method)
-    maps = None if own or options.method == "eagle" else _TokenMaps(model, asked)
+    maps = _TokenMaps(model, asked) if options.method in READ_OFF else None
     tokens: list[AnswerToken] = []
     logs: list[float] = []
     text, ended = _Text(model), False

@@ -413,18 +413,13 @@ class Pipeline:
                     if asked.region is None:
                         return size, pixels, None
                     seen = ModelInput.of(pixels, Box(0, 0, *size))
-                    most = self._max_pixels
-                    try:
-                        region = region_on_input(asked.region, photo, seen, max_pixels=most)
-                    except Problem as problem:
-                        where = instance.origins.get("region", instance.pointer)
-                        raise problem.at(where) from None
+                    region = region_on_input(asked.region, photo, seen, max_pixels=self._max_pixels)
                     return size, pixels, region
 
             try:
                 size, pixels, region = await pool.run(work)
             except Problem as problem:
-                raise problem.at(instance.pointer) from None
+                raise instance.blame(problem).at(instance.pointer) from None
         # What follows takes seconds, and holds the small photo alone.
         options = AnswerOptions(
             answer=asked.answer,

@@ -27,7 +27,8 @@ PROMPTS = (
     *("something to drink from", "a spoon", "a cat", "a spacecraft", "a helmet", "a rocket"),
     *("a camera", "a motorcycle", "a flower", "a building", "a horse"),
 )
-PLACES: dict[tuple[str, str], tuple[float, float, float, float]] = {
+Box = tuple[float, float, float, float]
+PLACES: dict[tuple[str, str], Box] = {
     ("coffee", "something to drink from"): (0.28, 0.03, 0.71, 0.77),
     ("coffee", "a spoon"): (0.50, 0.15, 0.72, 0.83),
     ("chelsea", "a cat"): (0.02, 0.00, 0.84, 1.00),
@@ -66,8 +67,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 def seen(served: ServedModel, name: str) -> torch.Tensor:
-    pixels = served.preprocessing.apply(photo(name), "squash").pixels
+    return squashed(served, photo(name))
+
+
+def squashed(served: ServedModel, image: Image.Image) -> torch.Tensor:
+    pixels = served.preprocessing.apply(image, "squash").pixels
     return served.normalise(np.array(pixels)[None])
+
+
+def points_at(heat: NDArray[np.float32], boxes: list[Box]) -> bool:
+    """Whether the hottest place lies in one of the boxes."""
+    row, column = np.unravel_index(int(heat.argmax()), heat.shape)
+    y, x = (row + 0.5) / heat.shape[0], (column + 0.5) / heat.shape[1]
+    return any(left <= x <= right and top <= y <= bottom for left, top, right, bottom in boxes)
 
 
 def test_a_prompt_is_a_mixture_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +114,9 @@ def test_the_probability_of_a_prompt_is_that_of_its_classes(served: ServedModel)
 
 def test_maps_lie_on_what_the_prompt_means(served: ServedModel) -> None:
     hits = []
-    for (name, prompt), (left, top, right, bottom) in PLACES.items():
+    for (name, prompt), box in PLACES.items():
         (found,) = explain(served.module, seen(served, name), target=PROMPTS.index(prompt))
-        row, column = np.unravel_index(int(found.map.argmax()), found.map.shape)
-        y, x = (row + 0.5) / found.map.shape[0], (column + 0.5) / found.map.shape[1]
-        hits.append(left <= x <= right and top <= y <= bottom)
+        hits.append(points_at(found.map, [box]))
     assert np.mean(hits) >= 0.8, dict(zip(PLACES, hits, strict=True))
 
 
