@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter
 from pydantic import ValidationError
-from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,6 +22,7 @@ from service.core.errors import (
     UnsupportedMediaType,
     step,
 )
+from service.core.json_text import read_json
 from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
 from service.http import documentation
@@ -134,15 +134,13 @@ def read_entry(body: bytes, *, name: str | None = None) -> ModelEntry:
     if len(body) > MAX_BYTES:
         raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
     try:
-        sent = from_json(body)
+        sent = read_json(body)
         if name is not None and isinstance(sent, dict):
             sent["name"] = name
         new = NewModel.model_validate(sent)
         return ModelEntry.model_validate(new.model_dump(exclude_unset=True))
     except ValidationError as error:
         raise _problem(error) from None
-    except ValueError as error:
-        raise MalformedRequest(f"the body is not JSON: {error}") from None
 
 
 def _problem(error: ValidationError) -> Problem:

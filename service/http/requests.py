@@ -19,6 +19,7 @@ from service.core.errors import (
     UnsupportedMediaType,
     step,
 )
+from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
 from service.pipeline.answer_parameters import AnswerInstance, AnswerParameters, AnswerRequest
 from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
@@ -98,7 +99,7 @@ def _from_json(
         raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
     schema = REQUESTS[type(base)]
     try:
-        sent = schema.model_validate_json(body, strict=True)
+        sent = validate_json(schema, body, strict=True)
     except ValidationError as error:
         raise _body_problem(error, type(base)) from None
     _limit(len(sent.instances), max_instances)
@@ -191,8 +192,6 @@ def _body_problem(error: ValidationError, parameters: type[ImageParameters]) -> 
     own = own_of(parameters)
     if first["type"] == "too_long" and where == ["instances"]:
         return TooManyInstances(f"the request has more than {MAX_INSTANCES} instances")
-    if first["type"] == "json_invalid":
-        return MalformedRequest(f"the body is not JSON: {first['ctx']['error']}")
     if where[:1] == ["parameters"] and len(where) > 1:
         return parameter_problem(error, parameters, "/parameters", depth=1)
     if where[:1] == ["instances"] and len(where) > 2 and where[2] in own:

@@ -99,8 +99,6 @@ def manifest_problem(error: ValidationError, where: str = "") -> Problem:
     """Return the problem of an invalid manifest, or of its line at the pointer `where`."""
     first = error.errors()[0]
     way = [str(part)[:80] for part in first["loc"]]
-    if first["type"] == "json_invalid":
-        return MalformedRequest(f"it is not JSON: {first['ctx']['error']}", pointer=where or None)
     if way[:1] == ["parameters"] and len(way) > 1:
         return parameter_problem(error, Parameters, "/parameters", depth=1)
     if way[:1] == ["instances"] and len(way) > 2 and way[2] in OWN:

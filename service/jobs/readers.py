@@ -7,16 +7,21 @@ limited.
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from pydantic import ValidationError
 
-from service.core.errors import BodyTooLarge, Problem
+from service.core.errors import BodyTooLarge, MalformedRequest, Problem
+from service.core.json_text import validate_json
 from service.jobs.collector import Collector
 from service.jobs.manifest import JobInstance, JobRequest, manifest_problem
 from service.jobs.unpack import collect_tar, collect_zip
 from service.pipeline.multipart import FormParser
 from service.pipeline.parameters import Parameters
+
+MOST_ELEMENTS: Final = 100_000
+"""Maximum number of elements of a job in JSON: some 30,000 images by their addresses. NDJSON has no
+such limit."""
 
 
 class Reader(Protocol):
@@ -66,7 +71,7 @@ class JsonReader:
 
     def end(self) -> None:
         try:
-            sent = JobRequest.model_validate_json(bytes(self._body), strict=True)
+            sent = validate_json(JobRequest, bytes(self._body), most=MOST_ELEMENTS, strict=True)
         except ValidationError as error:
             raise manifest_problem(error) from None
         self._body.clear()
@@ -120,7 +125,9 @@ class LinesReader:
         if not line.strip():
             return
         try:
-            instance = JobInstance.model_validate_json(line, strict=True)
+            instance = validate_json(JobInstance, line, strict=True)
+        except MalformedRequest as problem:
+            raise problem.at(f"/{self._number}") from None
         except ValidationError as error:
             raise manifest_problem(error, f"/{self._number}") from None
         collect_instance(instance, self._collector)
