@@ -42,7 +42,7 @@ from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
 from service.http.job_routes import make_jobs_router
-from service.http.middleware import Cors, Head, ObserveRequests
+from service.http.middleware import Cors, Deliver, Head, ObserveRequests
 from service.http.open_inference.inference import Inference
 from service.http.open_inference.routes import Repository, make_open_inference_router
 from service.http.page import make_page_router
@@ -154,9 +154,9 @@ def make_app(
             guard=guard,
             body_budget=body_budget,
             metrics=metrics,
-            deadline_seconds=settings.deadline_seconds,
+            settings=settings,
         )
-        return serving_grpc(calls, settings)
+        return serving_grpc(calls, settings, counts.processes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -176,6 +176,7 @@ def make_app(
     app.state.jobs = jobs
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
     _add_platform(app, settings, manager)
+    app.add_middleware(Deliver, metrics=metrics)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (

@@ -77,8 +77,24 @@ class Guard:
         """
         if path in OPEN_PATHS:
             return {"place": None}
+        return self.enter(path, self.authorise(method, path, headers))
+
+    def authorise(self, method: str, path: str, headers: Headers) -> ApiKey | None:
+        """Return the key of a request; None if the service has no keys.
+
+        Raises:
+            Unauthorized, Forbidden: if there is no key, or it does not allow the request.
+        """
         key = self._key_of(headers)
         self._require_scope(key, method, path)
+        return key
+
+    def enter(self, path: str, key: ApiKey | None) -> dict[str, Any]:
+        """Give a request of a key its place, as `let_in` does.
+
+        Raises:
+            QueueFull, RateLimited: if there is none.
+        """
         place = self._admission.enter(path.encode(), key.name if key else "")
         try:
             self._count(key)
@@ -218,6 +234,7 @@ class LimitBody:
             return message
 
         with self._body_budget.share() as hold:
+            scope["state"]["hold"] = hold.add
             await self._app(scope, receive_bounded, send)
 
     def _too_large(self, what: str, most: int) -> BodyTooLarge:

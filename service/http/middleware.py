@@ -1,11 +1,12 @@
-"""Middleware around the app: request ids, metrics, HEAD, unexpected errors."""
+"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, sending in time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-from time import perf_counter
+from time import monotonic, perf_counter
+from typing import Final
 from uuid import uuid4
 
 import structlog
@@ -15,13 +16,16 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.core.errors import PROBLEM_JSON, Problem, Unavailable, unexpected
+from service.core.errors import PROBLEM_JSON, DeadlineExceeded, Problem, Unavailable, unexpected
 from service.core.metrics import Metrics
 from service.core.tracing import PROBES, request_span
 
 access_log = logging.getLogger("service.access")
 
 REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+PIECE: Final = 256 * 1024
+"""Bytes of an answer that are written at a time."""
+BAD_REQUEST = 400
 CLIENT_LEFT = 499  # only in metrics and log: the client has disconnected
 METHOD_NOT_ALLOWED = 405
 CONVERTER = re.compile(r":\w+\}")
@@ -125,6 +129,58 @@ class ObserveRequests:
         if key := scope["state"].get("key"):
             told["key"] = key
         access_log.log(level, "request", extra=told)
+
+
+class Deliver:
+    """Sends large answers in pieces, each when the client has read the one before, and ends those
+    that are not sent when the time of their request is over.
+
+    `until` in the scope's state is that time, of `time.monotonic`; without it there is no limit. An
+    answer that has not begun by then becomes a problem of status 504; one that has begun is cut
+    off, so that the client sees that it is not whole.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        is_problem = False
+
+        async def send_in_time(message: Message) -> None:
+            nonlocal is_problem
+            until = state.get("until")
+            if message["type"] == "http.response.start":
+                is_problem = message["status"] >= BAD_REQUEST
+                if until is not None and not is_problem and monotonic() > until:
+                    raise DeadlineExceeded("the answer was made too late; ask for a smaller one")
+            if until is None or is_problem:
+                await _send_pieces(message, send)
+                return
+            try:
+                async with asyncio.timeout(max(until - monotonic(), 0)):
+                    await _send_pieces(message, send)
+            except TimeoutError:
+                self._metrics.rejected.labels(reason="answer not read").inc()
+                if abort := state.get("abort"):
+                    abort()
+                raise ClientDisconnect from None
+
+        await self._app(scope, receive, send_in_time)
+
+
+async def _send_pieces(message: Message, send: Send) -> None:
+    body = message.get("body", b"")
+    if len(body) <= PIECE:
+        await send(message)
+        return
+    for start in range(0, len(body), PIECE):
+        more = start + PIECE < len(body) or message.get("more_body", False)
+        await send({**message, "body": body[start : start + PIECE], "more_body": more})
 
 
 class Head:

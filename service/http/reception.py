@@ -85,6 +85,9 @@ class RequestContext(Generic[P]):
     """Seconds that the request may take."""
     until: float
     """Deadline of the request, a time of `time.monotonic`."""
+    hold: Callable[[int], None]
+    """Is called with the bytes of memory that the answer takes. It raises `Overloaded` if the
+    service has no memory for them."""
 
     @property
     def passes_until(self) -> float:
@@ -153,7 +156,10 @@ class Reception:
         async def read() -> list[Instance[P]]:
             return await read_instances(request, parameters, max_instances=self.max_instances)
 
-        admitted = self.admitted(model, read, seconds=self.patience(request), place=place)
+        seconds = self.timeout_of(request)
+        admitted = self.admitted(
+            model, read, seconds=seconds, place=place, hold=request.scope["state"]["hold"]
+        )
         async with admitted as context:
             yield context
 
@@ -165,12 +171,14 @@ class Reception:
         *,
         seconds: float,
         place: AdmittedRequest | None,
+        hold: Callable[[int], None],
     ) -> AsyncIterator[RequestContext[P]]:
         """Admit the instances that `read` returns, as `receive` does.
 
         Args:
             seconds: seconds that the request may take.
             place: the place that the guard has given to the request.
+            hold: counts the memory of the answer, see `RequestContext`.
 
         Raises:
             Problem: if they cannot be read, are not admitted, or take too long.
@@ -186,7 +194,7 @@ class Reception:
                 instances = await fill(instances, self._fetcher, allowance)
                 if self._predictor:
                     instances = await self._predictor.choose(model, instances)
-                yield RequestContext(replicas, instances, timings, seconds, until)
+                yield RequestContext(replicas, instances, timings, seconds, until, hold)
                 if place:  # a remembered answer took no batch, and less time than others
                     place.was_answered, place.was_computed = True, timings.batch_size > 0
 
@@ -199,22 +207,24 @@ class Reception:
         ):
             yield
 
-    def patience(self, request: Request) -> float:
-        """Return the seconds that a request may take; its caller may ask for less than the settings
-        allow.
+    def timeout_of(self, request: Request) -> float:
+        """Return the seconds that a request may take, from now until its answer has been sent; its
+        caller may ask for less than the settings allow.
 
         Raises:
             MalformedRequest: if `X-Request-Timeout` is no number of seconds.
         """
         sent = request.headers.get("x-request-timeout")
-        if sent is None:
-            return self._settings.deadline_seconds
-        try:
-            seconds = float(sent)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise MalformedRequest(
-                f"X-Request-Timeout is {sent[:40]!r}; it should be seconds, a number above 0"
-            )
-        return min(seconds, self._settings.deadline_seconds)
+        seconds = self._settings.deadline_seconds
+        if sent is not None:
+            try:
+                asked = float(sent)
+            except ValueError:
+                asked = 0.0
+            if not 0 < asked < float("inf"):
+                raise MalformedRequest(
+                    f"X-Request-Timeout is {sent[:40]!r}; it should be seconds, a number above 0"
+                )
+            seconds = min(seconds, asked)
+        request.scope["state"]["until"] = monotonic() + seconds  # see `Deliver`
+        return seconds

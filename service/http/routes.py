@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -39,7 +40,7 @@ from service.pipeline.observations import NPZ
 from service.pipeline.parameters import ActivationParameters, Parameters, PredictParameters
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.rendering import EXTENSIONS
-from service.pipeline.result import NPY
+from service.pipeline.result import NPY, AnswerBudget
 from service.pipeline.targets import MAX_MAPS
 
 JSON: Final = "application/json"
@@ -47,6 +48,8 @@ NDJSON: Final = "application/x-ndjson"
 ANSWER_FORMS: Final = (JSON, *EXTENSIONS, NDJSON)
 ACTIVATION_FORMS: Final = (JSON, *EXTENSIONS, NPZ)
 FORMS: Final = (JSON, *EXTENSIONS, NPY, NDJSON)
+LAST_LINES_SECONDS: Final = 1.0
+"""Seconds behind the deadline in which a stream's last lines may be sent."""
 SMALL_BYTES: Final = 256 * 1024
 """Bytes that are hashed or written as JSON on the event loop, in less than half a millisecond."""
 T = TypeVar("T")
@@ -172,8 +175,7 @@ class ImageRoutes:
         async with self._reception.receive(request, model, Parameters) as context:
             _limit_maps(context.instances)
             if form == NDJSON:
-                lines = self._lines(context, self._explanations)
-                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+                return self._streamed(request, context, self._explanations)
             single = form in EXTENSIONS or form == NPY
             if single:
                 _require_single(context.instances, form)
@@ -190,7 +192,7 @@ class ImageRoutes:
                     body = await self._picture(context, form)
                 else:
                     answer = await self._explain_all(context, headers)
-                    body = await _quickly(_size_of(answer), partial(dump, answer))
+                    body = await _quickly(_size_of(answer.explanations), partial(dump, answer))
         headers["Server-Timing"] = context.timings.header()
         return Response(body, media_type=form, headers=headers)
 
@@ -206,8 +208,7 @@ class ImageRoutes:
         async with self._reception.receive(request, model, EvaluateParameters) as context:
             _limit_maps(context.instances)
             if form == NDJSON:
-                lines = self._lines(context, self._evaluated)
-                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+                return self._streamed(request, context, self._evaluated)
             async with while_connected(request):
                 results = await together(work, context.instances)
         evaluations: list[schemas.Evaluation | schemas.FailedInstance] = []
@@ -226,8 +227,7 @@ class ImageRoutes:
         form = choose(_list_of(request, "accept"), ANSWER_FORMS)
         async with self._reception.receive(request, model, AnswerParameters) as context:
             if form == NDJSON:
-                lines = self._lines(context, self._answered)
-                return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
+                return self._streamed(request, context, self._answered)
             if form != JSON:
                 require_one_map(len(context.instances), form)
             async with while_connected(request):
@@ -297,8 +297,15 @@ class ImageRoutes:
 
     async def _picture(self, context: RequestContext[Parameters], form: str) -> bytes:
         (instance,) = context.instances
+        budget = None
+        if form == NPY:  # one map, whose size is limited by that of photos
+            budget = AnswerBudget(1, context.hold, most=sys.maxsize, bytes_each=4, always=True)
         async with self._pipeline.explain(
-            context.replicas, instance, timings=context.timings, until=context.passes_until
+            context.replicas,
+            instance,
+            timings=context.timings,
+            until=context.passes_until,
+            budget=budget,
         ) as result:
             return await result.as_picture(form)
 
@@ -313,10 +320,12 @@ class ImageRoutes:
             instance,
             timings=context.timings,
             progress=progress,
-            json_of=len(context.instances),
+            budget=AnswerBudget(len(context.instances), context.hold),
             until=context.passes_until,
         ) as result:
-            return result.prediction(), await result.as_json()
+            explanations = await result.as_json()
+            context.hold(_size_of(explanations))  # the pictures' sizes are known only now
+            return result.prediction(), explanations
 
     async def _explain_all(
         self, context: RequestContext[Parameters], headers: dict[str, str]
@@ -350,6 +359,19 @@ class ImageRoutes:
         return await self._pipeline.evaluate(
             context.replicas, instance, context.timings, report, context.passes_until
         )
+
+    def _streamed(
+        self,
+        request: Request,
+        context: RequestContext[P],
+        work: Callable[
+            [RequestContext[P], Instance[P], Listener], Coroutine[None, None, Sequence[BaseModel]]
+        ],
+    ) -> Response:
+        # At the deadline each unfinished instance becomes a line that says so.
+        request.scope["state"]["until"] = context.until + LAST_LINES_SECONDS
+        lines = self._lines(context, work)
+        return StreamingResponse(lines, media_type=NDJSON, headers={"Vary": "Accept"})
 
     async def _lines(
         self,
@@ -389,10 +411,10 @@ async def _quickly(size: int, work: Callable[[], T]) -> T:
     return work() if size <= SMALL_BYTES else await to_thread.run_sync(work)
 
 
-def _size_of(answer: schemas.ExplainResponse) -> int:
+def _size_of(explanations: Sequence[schemas.Explanation | schemas.FailedInstance]) -> int:
     """Return the bytes of the maps and pictures in an answer."""
     size = 0
-    for explanation in answer.explanations:
+    for explanation in explanations:
         if isinstance(explanation, schemas.Explanation):
             size += len(explanation.heatmap.data) + (
                 len(explanation.overlay.data) if explanation.overlay else 0

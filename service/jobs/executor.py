@@ -37,6 +37,7 @@ from service.jobs.sources import ItemReader
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.result import AnswerBudget
 from service.pipeline.targets import MAX_MAPS
 
 AUDITS: Final = 4
@@ -116,7 +117,7 @@ class ItemExecutor:
         replicas = self._replicas(item)
         instance = Instance(item.number, item.id, data, "", item.parameters)
         async with self._pipeline.explain(
-            replicas, instance, priority="background", json_of=1
+            replicas, instance, priority="background", budget=AnswerBudget()
         ) as result:
             drawn = await result.each(lambda record, drawing: (record.as_json(drawing), record))
             answer = ItemAnswer(

@@ -1,4 +1,5 @@
-"""A limit on the memory that the bodies of all requests take together."""
+"""A limit on the memory that the bodies of all requests, and the numbers of their answers, take
+together."""
 
 from __future__ import annotations
 
@@ -27,28 +28,48 @@ class BodyBudget:
         self._metrics = metrics
 
     @contextmanager
-    def share(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function with which one request reports the number of bytes that it holds now.
-        Leaving the block releases them.
+    def share(self) -> Iterator[Share]:
+        """Yield the share of one request. Leaving the block releases it."""
+        share = Share(self._count)
+        try:
+            yield share
+        finally:
+            self._counts.add(BODIES, -share.held)
+
+    def _count(self, more: int) -> None:
+        held = self._counts.add(BODIES, more)
+        if more > 0 and held > self._most:
+            self._metrics.rejected.labels(reason="bodies too large").inc()
+            raise Overloaded(
+                "the bodies of all requests and answers together are larger than the service may "
+                "hold; try again",
+                retry_after=RETRY_AFTER_SECONDS,
+            )
+
+
+class Share:
+    """What one request holds. `BodyBudget.share` makes it."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+        self._body = 0
+        self.held = 0
+        """Bytes that the request holds."""
+
+    def __call__(self, size: int) -> None:
+        """Report the number of bytes of the request's body that are in memory now.
 
         Raises:
-            Overloaded: from that function, if the bodies of all requests have too many bytes.
+            Overloaded: if the bodies of all requests have too many bytes.
         """
-        mine = 0
+        more, self._body = size - self._body, size
+        self.add(more)
 
-        def hold(size: int) -> None:
-            nonlocal mine
-            more, mine = size - mine, size
-            held = self._counts.add(BODIES, more)
-            if more > 0 and held > self._most:
-                self._metrics.rejected.labels(reason="bodies too large").inc()
-                raise Overloaded(
-                    "the bodies of all requests together are larger than the service may hold; "
-                    "try again",
-                    retry_after=RETRY_AFTER_SECONDS,
-                )
+    def add(self, size: int) -> None:
+        """Report that the request holds more bytes, for its answer.
 
-        try:
-            yield hold
-        finally:
-            self._counts.add(BODIES, -mine)
+        Raises:
+            Overloaded: if the bodies of all requests have too many bytes.
+        """
+        self.held += size
+        self._count(size)

@@ -40,6 +40,8 @@ class ServiceCounts(Protocol):
 
     shared: bool
     """Whether other processes may change them."""
+    processes: int
+    """Number of processes that receive requests."""
 
     def add(self, name: str, amount: int) -> int:
         """Add to this process's share of a number, and return the number."""
@@ -68,6 +70,7 @@ class LocalCounts:
     """The numbers of a service of one process: see `ServiceCounts`."""
 
     shared = False
+    processes = 1
 
     def __init__(self) -> None:
         self._values: Counter[str] = Counter()
@@ -110,6 +113,7 @@ class SharedCounts:
 
     def __init__(self, file: Path, row: int) -> None:
         self._rows, self._row = _rows(file), row
+        self.processes = self._rows
         values, times = NAMES * self._rows * NUMBER_BYTES, self._rows * NUMBER_BYTES
         cells = NAMES * CELLS * NUMBER_BYTES
         with file.open("r+b") as opened:

@@ -94,7 +94,7 @@ from service.pipeline.resolve import (
     questions_of,
     target_of,
 )
-from service.pipeline.result import ImageResult, require_few_numbers
+from service.pipeline.result import AnswerBudget, ImageResult
 
 EXPLAINING_SHARE: Final = 0.875
 """Share of an answer's time that is left for methods with passes of their own: those with gradients
@@ -166,7 +166,7 @@ class Pipeline:
         timings: Timings | None = None,
         progress: Listener | None = None,
         priority: Priority = "interactive",
-        json_of: int | None = None,
+        budget: AnswerBudget | None = None,
         until: float | None = None,
     ) -> AsyncIterator[ImageResult]:
         """Explain one image. The photo holds its share of the pixel budget until the block is left.
@@ -176,8 +176,8 @@ class Pipeline:
             timings: the timings of the request, to which this image's phases are added.
             progress: is called with the progress of a method that makes many passes.
             priority: the priority of decoding, passes and drawing.
-            json_of: number of images in the JSON answer that the result is part of, or None without
-                such an answer, whose size is limited.
+            budget: what the maps may take in the answer that the result is part of; None if they
+                are not sent as numbers.
             until: time of `time.monotonic` at which a method of many passes stops and uses the
                 passes that it has made, unless the parameters set a `budget`. Where maps are
                 scored, it stops halfway.
@@ -197,8 +197,8 @@ class Pipeline:
         async with AsyncExitStack() as scope:
             opened = self._opened(model, instance, timings, priority)
             encoded, pool = await scope.enter_async_context(opened)
-            if json_of is not None:
-                require_few_numbers(instance, encoded.pixels, json_of)
+            if budget and instance.parameters.size == "image":
+                budget.check(instance, encoded.pixels * instance.parameters.maps)
             photo, seen, questions, outcome = await self._explained(
                 replicas,
                 instance,
@@ -229,7 +229,7 @@ class Pipeline:
                 opened = self._opened(model, instance, timings, priority)
                 encoded, pool = await scope.enter_async_context(opened)
                 photo, seen = await self._seen(model, instance, encoded, pool, timings)
-            yield ImageResult(
+            result = ImageResult(
                 instance,
                 model,
                 photo,
@@ -241,6 +241,9 @@ class Pipeline:
                 timings,
                 self._metrics,
             )
+            if budget:
+                budget.take(instance, result.numbers)
+            yield result
 
     async def evaluate(
         self,

@@ -20,7 +20,7 @@ from service.limits.pixel_budget import PhotoPool
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.evaluation import describe_scores
-from service.pipeline.instances import Instance, P
+from service.pipeline.instances import Instance
 from service.pipeline.json_records import caption_of, describe_target, predict
 from service.pipeline.parameters import Parameters
 from service.pipeline.record import MapRecord, record_of
@@ -28,10 +28,67 @@ from service.pipeline.rendering import Drawing, draw, encode_values
 from service.pipeline.rows import DECODER, Row, row_of
 
 NPY: Final = "application/x-npy"
-MOST_NUMBERS: Final = 100_000_000
-"""Maximum count of numbers, in one JSON answer, of maps that have the photos' pixels. Each number
-takes about five bytes there."""
+MOST_NUMBERS: Final = 4_000_000
+"""Maximum count of numbers in one JSON answer: a map of a photo in full HD has two million."""
+JSON_BYTES: Final = 20
+"""Bytes of memory for each number of a JSON answer, until it has been sent."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerBudget:
+    """What the numbers of the maps in one answer may take. They are counted before they are made.
+
+    Args:
+        images: number of images in the answer; each has an equal share.
+        hold: is called with bytes that the answer takes in addition. It raises `Overloaded` if the
+            service has no memory for them.
+        most: maximum count of numbers.
+        bytes_each: bytes of memory for each number, until it has been sent.
+        always: whether maps are sent as numbers whatever `output` and `normalize` are.
+        otherwise: what else a caller may do, for the error's sentence.
+    """
+
+    images: int = 1
+    hold: Callable[[int], None] = lambda size: None
+    most: int = MOST_NUMBERS
+    bytes_each: int = JSON_BYTES
+    always: bool = False
+    otherwise: str = "another output than values"
+
+    def check(self, instance: Instance[Parameters], numbers: int) -> None:
+        """Check that the maps of one image are not too large, if they are sent as numbers.
+
+        Args:
+            numbers: number of numbers that the maps have together.
+
+        Raises:
+            InvalidParameter: if they have more numbers than the image's share of the answer.
+        """
+        share = self.most // self.images
+        if self._has_numbers(instance) and numbers > share:
+            problem = InvalidParameter(
+                f"with size={instance.parameters.size}, the maps of an image have {numbers} "
+                f"numbers, and this answer may have {share} for each image; take size=model or "
+                f"size=layer, {self.otherwise}, fewer maps or fewer images"
+            )
+            where = instance.origins.get("size")
+            raise problem.at(where) if where else problem
+
+    def take(self, instance: Instance[Parameters], numbers: int) -> None:
+        """Check the maps of one image, and count their memory if they are sent as numbers.
+
+        Raises:
+            InvalidParameter: if they have more numbers than the image's share of the answer.
+            Overloaded: if the service has no memory for them.
+        """
+        self.check(instance, numbers)
+        if self._has_numbers(instance):
+            self.hold(numbers * self.bytes_each)
+
+    def _has_numbers(self, instance: Instance[Parameters]) -> bool:
+        asked = instance.parameters
+        return self.always or asked.output == "values" or asked.normalize == "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +111,16 @@ class ImageResult:
     pool: PhotoPool
     timings: Timings
     metrics: Metrics
+
+    @property
+    def numbers(self) -> int:
+        """Number of numbers that the maps have together, on the pixels that `size` asks for."""
+        maps, size = self.answer.explanations, self.instance.parameters.size
+        if size == "layer":
+            return sum(explanation.map.size for explanation in maps)
+        height, width = self.seen.pixels.shape[:2]
+        pixels = self.photo.width * self.photo.height if size == "image" else height * width
+        return pixels * len(maps)
 
     async def as_json(self) -> list[schemas.Explanation]:
         """Return the JSON schema objects of the explanations."""
@@ -124,27 +191,3 @@ class ImageResult:
         )
         record = record_of(drawing, self.answer, self.model, self.seen, instance, target, scores)
         return work(record, drawing)
-
-
-def require_few_numbers(instance: Instance[P], pixels: int, among: int) -> None:
-    """Check that the maps of one image are not too large for a JSON answer.
-
-    Args:
-        pixels: number of pixels of the instance's photo.
-        among: number of images in the answer.
-
-    Raises:
-        InvalidParameter: if the maps have more numbers than the image's share of an answer.
-    """
-    parameters = instance.parameters
-    assert isinstance(parameters, Parameters)
-    as_numbers = parameters.output == "values" or parameters.normalize == "none"
-    numbers = pixels * parameters.maps if as_numbers and parameters.size == "image" else 0
-    if numbers > MOST_NUMBERS // among:
-        where = instance.origins.get("size")
-        problem = InvalidParameter(
-            f"with size=image, {parameters.maps} maps of {pixels} pixels have {numbers} numbers; "
-            f"this answer may have {MOST_NUMBERS // among} for each image; take size=model or "
-            "size=layer, fewer maps or fewer images"
-        )
-        raise problem.at(where) if where else problem

@@ -157,6 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if let_in:
                 self._place = let_in["place"]  # the app frees it
                 self.scope["state"].update(let_in)
+        self.scope["state"]["abort"] = self._abort
         super().on_headers_complete()
         self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
         self._begun_message = self._message

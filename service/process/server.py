@@ -20,6 +20,7 @@ from service.core.errors import ConfigError, Problem
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.jobs.host import Jobs
+from service.limits.connections import grpc_connections, most_connections, raise_file_limit
 from service.process.heartbeat import LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits
@@ -92,6 +93,7 @@ def run(
         been printed.
     """
     keep_memory()
+    raise_file_limit()
     return run_until_done(
         settings, lambda: _serve(make(), settings, listening, heartbeat, says_hello), heartbeat
     )
@@ -159,7 +161,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
         limits = ConnectionLimits(
             receive_seconds=settings.receive_seconds,
             send_seconds=settings.send_seconds,
-            max_connections=settings.max_connections,
+            max_connections=most_connections(settings) - grpc_connections(settings),
             max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
             refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
             counts=app.state.counts,

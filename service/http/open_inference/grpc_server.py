@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -16,26 +17,47 @@ from typing import Any, Final
 import grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 from starlette.datastructures import Headers
 
 from service import __version__
 from service.backend.interface import Backend
-from service.core.errors import ConfigError, MalformedRequest, Problem, Unavailable, unexpected
+from service.core.errors import (
+    BodyTooLarge,
+    ConfigError,
+    MalformedRequest,
+    Overloaded,
+    Problem,
+    TooSlow,
+    Unavailable,
+    unexpected,
+)
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.http.guard import Guard
-from service.http.open_inference.inference import VERSION, Inference, InferRequest, require_version
+from service.http.guard import OPEN_PATHS, Guard
+from service.http.open_inference.inference import (
+    OUTPUTS,
+    VERSION,
+    Inference,
+    InferRequest,
+    require_known_extensions,
+    require_version,
+)
 from service.http.open_inference.routes import EXTENSIONS, Repository
 from service.http.open_inference.tensors import from_list, from_raw
-from service.limits.body_budget import BodyBudget
+from service.http.reception import deadline
+from service.limits.admission import AdmittedRequest
+from service.limits.body_budget import BodyBudget, Share
+from service.limits.connections import grpc_connections
 
 SERVICE: Final = "inference.GRPCInferenceService"
 CODES: Final[Mapping[int, StatusCode]] = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
     404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
     409: StatusCode.FAILED_PRECONDITION,
     424: StatusCode.FAILED_PRECONDITION,
     429: StatusCode.RESOURCE_EXHAUSTED,
@@ -56,8 +78,39 @@ CONTENTS: Final = {
     "BYTES": "bytes_contents",
 }
 """Datatype → the field that has its elements where they are not raw bytes."""
+VARINT, DELIMITED = 0, 2
+FIXED: Final = {1: 8, 5: 4}
+"""Wire types of protobuf: of a number of variable length, of bytes behind their length, and the
+lengths of the others."""
+MOST_FIELDS: Final = 10_000
+"""Maximum number of fields of a message: two tensors have some twenty."""
+RECEIVERS: Final = 16
+"""Number of calls of a process whose messages may arrive at a time. Each may take the memory of the
+largest message."""
+IDLE_SECONDS: Final = 30
+"""Time after which a connection without a call is closed."""
+AGE_SECONDS: Final = 60
+"""Age at which a connection takes no more calls; when the calls in progress have had the time of a
+deadline, it is cut off, with the answers that its client does not read. Clients open a new one by
+themselves."""
+CALLS_OF_A_CONNECTION: Final = 100
 Context = Any  # grpc.aio.ServicerContext; grpc has no types
-Handler = Callable[[Any, Context], Awaitable[dict[str, Any]]]
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, with what its handler may need of it."""
+
+    context: Context
+    share: Share
+    """Counts the memory of the message and the answer."""
+    seconds: float
+    """Seconds that the call may take."""
+    place: AdmittedRequest | None = None
+    """The place among the requests in progress that the guard has given to it."""
+
+
+Handler = Callable[[Any, Call], Awaitable[Mapping[str, Any]]]
 
 
 class Calls:
@@ -72,51 +125,58 @@ class Calls:
         guard: Guard,
         body_budget: BodyBudget,
         metrics: Metrics,
-        deadline_seconds: float,
+        settings: Settings,
     ) -> None:
         self._inference = inference
         self._repository = repository
         self._manager = manager
         self._guard = guard
-        self._share: Callable[[], AbstractContextManager[Callable[[int], None]]] = body_budget.share
+        self._body_budget = body_budget
         self._metrics = metrics
-        self._deadline_seconds = deadline_seconds
+        self._deadline_seconds = settings.deadline_seconds
+        self._receive_seconds = settings.receive_seconds
+        self._max_calls = settings.max_connections
+        self._receiving = 0
+        """Number of calls whose message has not arrived."""
+        self._may_receive = asyncio.Semaphore(RECEIVERS)
+        self._messages = _messages()
 
-    def handlers(self) -> Mapping[str, tuple[Handler, str]]:
-        """Return each call's handler, and the HTTP path whose rules for keys it shares: `{model}`
-        stands for the model."""
-        model = "/v2/models/{model}"
+    def handlers(self) -> Mapping[str, tuple[Handler, str, str]]:
+        """Return each call's handler, and the HTTP method and path whose rules for keys it shares:
+        `{model}` stands for the model."""
+        model, repository = "/v2/models/{model}", "/v2/repository"
         return {
-            "ServerLive": (self._server_live, "/v2/health/live"),
-            "ServerReady": (self._server_ready, "/v2/health/ready"),
-            "ServerMetadata": (self._server_metadata, "/v2"),
-            "ModelReady": (self._model_ready, f"{model}/ready"),
-            "ModelMetadata": (self._model_metadata, model),
-            "ModelInfer": (self._model_infer, f"{model}/infer"),
-            "RepositoryIndex": (self._repository_index, "/v2/repository/index"),
-            "RepositoryModelLoad": (self._load, "/v2/repository/models/{model}/load"),
-            "RepositoryModelUnload": (self._unload, "/v2/repository/models/{model}/unload"),
+            "ServerLive": (self._server_live, "GET", "/v2/health/live"),
+            "ServerReady": (self._server_ready, "GET", "/v2/health/ready"),
+            "ServerMetadata": (self._server_metadata, "GET", "/v2"),
+            "ModelReady": (self._model_ready, "GET", f"{model}/ready"),
+            "ModelMetadata": (self._model_metadata, "GET", model),
+            "ModelInfer": (self._model_infer, "POST", f"{model}/infer"),
+            "RepositoryIndex": (self._repository_index, "GET", f"{repository}/index"),
+            "RepositoryModelLoad": (self._load, "POST", f"{repository}/models/{{model}}/load"),
+            "RepositoryModelUnload": (
+                self._unload,
+                "POST",
+                f"{repository}/models/{{model}}/unload",
+            ),
         }
 
-    async def call(self, name: str, message: Any, context: Context) -> dict[str, Any]:
-        """Answer one call, with the guard's checks before it and its problem as a status."""
-        handler, path = self.handlers()[name]
-        started, status, place = perf_counter(), 200, None
+    async def respond(self, name: str, context: Context) -> None:
+        """Answer one call: read its message, and write the answer, or a problem as a status.
+
+        The key is checked before a byte of the message is read. The message is read within
+        `receive_seconds`, and its fields are counted before it is parsed.
+        """
+        started, status = perf_counter(), 200
         try:
-            headers = [(key.encode(), value) for key, value in _metadata(context)]
-            told = self._guard.let_in(
-                "POST"
-                if name in ("ModelInfer", "RepositoryModelLoad", "RepositoryModelUnload")
-                else "GET",
-                path.replace("{model}", _model_of(message)),
-                Headers(raw=headers),
-            )
-            place = told["place"]
-            with self._share() as hold:
-                hold(message.ByteSize())
-                if name == "ModelInfer":
-                    return await self._model_infer(message, context, place)
-                return await handler(message, context)
+            left = context.time_remaining()
+            seconds = min(self._deadline_seconds, self._deadline_seconds if left is None else left)
+            with self._body_budget.share() as share:
+                async with deadline(max(seconds, 0.0)):
+                    answer = await self._answer(name, context, share, seconds)
+                # Nothing here can end a write that the client does not read, except the end of the
+                # connection: see `AGE_SECONDS`. Its memory counts as long.
+                await context.write(answer)
         except Problem as problem:
             status = problem.status
             await self._abort(context, problem)
@@ -127,28 +187,80 @@ class Calls:
             status = 500
             await self._abort(context, unexpected(name, "the service failed"))
         finally:
-            if place:
-                place.leave()
             route = f"{SERVICE}/{name}"
             self._metrics.requests.labels(route=route, method="POST", status=str(status)).inc()
             self._metrics.request_seconds.labels(route=route).observe(perf_counter() - started)
-        raise AssertionError("abort raises")
+
+    async def _answer(self, name: str, context: Context, share: Share, seconds: float) -> bytes:
+        """Return the message of the answer to a call."""
+        handler, method, path = self.handlers()[name]
+        call = Call(context, share, seconds)
+        if path in OPEN_PATHS:  # no byte of the message is needed
+            return self._written(name, await handler(None, call))
+        headers = Headers(raw=[(key.encode(), value) for key, value in _metadata(context)])
+        key = self._guard.authorise(method, path.replace("{model}", "-"), headers)
+        body = await self._receive(context)
+        share(len(body))
+        message = await asyncio.to_thread(self._parsed, name, body)
+        call.place = self._guard.enter(path.replace("{model}", _model_of(message)), key)["place"]
+        try:
+            fields = await handler(message, call)
+            return await asyncio.to_thread(self._written, name, fields)
+        finally:
+            if call.place:
+                call.place.leave()
+
+    async def _receive(self, context: Context) -> bytes:
+        """Return the bytes of a call's message.
+
+        Raises:
+            Overloaded: if too many calls wait for theirs.
+            TooSlow: if it does not arrive in time.
+            MalformedRequest: if there is none.
+        """
+        if self._receiving >= self._max_calls:
+            raise Overloaded("too many calls have not sent their message", retry_after=1)
+        self._receiving += 1
+        try:
+            async with asyncio.timeout(self._receive_seconds), self._may_receive:
+                body = await context.read()
+        except TimeoutError:
+            raise TooSlow(f"the message was not here after {self._receive_seconds:g} s") from None
+        finally:
+            self._receiving -= 1
+        if not isinstance(body, bytes):
+            raise MalformedRequest("the call has no message")
+        return body
+
+    def _parsed(self, name: str, body: bytes) -> Any:
+        """Parse a message, whose fields are counted before, because each takes more memory than its
+        bytes."""
+        kind = self._messages[f"{name}Request"]
+        try:
+            require_few_fields(kind.DESCRIPTOR, body)
+            return kind.FromString(body)
+        except (DecodeError, ValueError, RecursionError):
+            raise MalformedRequest(f"the message is not a {name}Request") from None
+
+    def _written(self, name: str, fields: Mapping[str, Any]) -> bytes:
+        written: bytes = self._messages[f"{name}Response"](**fields).SerializeToString()
+        return written
 
     async def _abort(self, context: Context, problem: Problem) -> None:
         trailing = [(key.lower(), value) for key, value in problem.headers().items()]
         code = CODES.get(problem.status, StatusCode.INVALID_ARGUMENT)
         await context.abort(code, problem.detail, tuple(trailing))
 
-    async def _server_live(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _server_live(self, message: Any, call: Call) -> dict[str, Any]:
         return {"live": True}
 
-    async def _server_ready(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _server_ready(self, message: Any, call: Call) -> dict[str, Any]:
         return {"ready": self._manager.ready}
 
-    async def _server_metadata(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _server_metadata(self, message: Any, call: Call) -> dict[str, Any]:
         return {"name": "gradcam-service", "version": __version__, "extensions": EXTENSIONS}
 
-    async def _model_ready(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _model_ready(self, message: Any, call: Call) -> dict[str, Any]:
         require_version(message.name, message.version)
         try:
             self._manager.replicas(message.name)
@@ -156,16 +268,14 @@ class Calls:
             return {"ready": False}
         return {"ready": self._manager.model_ready(message.name)}
 
-    async def _model_metadata(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _model_metadata(self, message: Any, call: Call) -> dict[str, Any]:
         return self._inference.metadata(message.name, message.version)
 
-    async def _model_infer(
-        self, message: Any, context: Context, place: Any = None
-    ) -> dict[str, Any]:
-        left = context.time_remaining()
-        seconds = min(self._deadline_seconds, self._deadline_seconds if left is None else left)
+    async def _model_infer(self, message: Any, call: Call) -> dict[str, Any]:
         request = await asyncio.to_thread(read_message, message)
-        tensors = await self._inference.answer(request, seconds=seconds, place=place)
+        tensors = await self._inference.answer(
+            request, seconds=call.seconds, place=call.place, hold=call.share.add
+        )
         return {
             "model_name": message.model_name,
             "model_version": VERSION,
@@ -173,53 +283,58 @@ class Calls:
             "outputs": [
                 {"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors
             ],
-            "raw_output_contents": [one.raw() for one in tensors],
+            "raw_output_contents": [bytes(one.raw()) for one in tensors],
         }
 
-    async def _repository_index(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _repository_index(self, message: Any, call: Call) -> dict[str, Any]:
         return {"models": self._repository.models(only_ready=message.ready)}
 
-    async def _load(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _load(self, message: Any, call: Call) -> dict[str, Any]:
         config = message.parameters["config"].string_param if message.parameters else None
         name = _model_of(message)
         await self._repository.load_model(name, config or None)
         return {"model_name": name, "isLoaded": True}
 
-    async def _unload(self, message: Any, context: Context) -> dict[str, Any]:
+    async def _unload(self, message: Any, call: Call) -> dict[str, Any]:
         name = _model_of(message)
         await self._repository.unload(name)
         return {"model_name": name, "isUnloaded": True}
 
 
 @asynccontextmanager
-async def serving_grpc(calls: Calls, settings: Settings) -> AsyncIterator[None]:
+async def serving_grpc(calls: Calls, settings: Settings, processes: int) -> AsyncIterator[None]:
     """Serve gRPC at the port of the settings while the block is open. Leaving it finishes the calls
-    in progress. Several processes share the port.
+    in progress.
+
+    Args:
+        processes: number of processes that share the port.
 
     Raises:
         ConfigError: if the port cannot be used.
     """
-    messages = _messages()
 
-    def handler(name: str, request: str, answer: str) -> grpc.RpcMethodHandler:
-        async def respond(message: Any, context: Context) -> Any:
-            return messages[answer](**await calls.call(name, message, context))
+    def handler(name: str) -> grpc.RpcMethodHandler:
+        # A handler of streams: it runs before the message is here, and writes when it wants. On the
+        # wire a call with one message and one answer is the same.
+        async def respond(messages: Any, context: Context) -> None:
+            await calls.respond(name, context)
 
-        return grpc.unary_unary_rpc_method_handler(
-            respond,
-            request_deserializer=messages[request].FromString,
-            response_serializer=messages[answer].SerializeToString,
-        )
+        return grpc.stream_stream_rpc_method_handler(respond)
 
-    handlers = {
-        name: handler(name, f"{name}Request", f"{name}Response") for name in calls.handlers()
-    }
+    handlers = {name: handler(name) for name in calls.handlers()}
+    connections = max(grpc_connections(settings) // processes, 1)
     options = [
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 1),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", round(settings.receive_seconds * 1000)),
+        ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
+        ("grpc.max_connection_age_ms", AGE_SECONDS * 1000),
+        ("grpc.max_connection_age_grace_ms", round((settings.deadline_seconds + 1) * 1000)),
+        ("grpc.max_concurrent_streams", CALLS_OF_A_CONNECTION),
     ]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=settings.max_connections)
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     where = f"{settings.host}:{settings.grpc_port}"
     try:
@@ -231,6 +346,48 @@ async def serving_grpc(calls: Calls, settings: Settings) -> AsyncIterator[None]:
         yield
     finally:
         await server.stop(settings.drain_seconds)
+
+
+def require_few_fields(kind: Any, body: bytes) -> None:
+    """Check the number of fields of a serialised message, those of the messages in it included. The
+    elements of packed arrays, which take little memory, do not count.
+
+    Args:
+        kind: descriptor of the message.
+
+    Raises:
+        BodyTooLarge: if it has more than `MOST_FIELDS`.
+        DecodeError: if it is cut off.
+    """
+    left = MOST_FIELDS
+    parts = [(kind, memoryview(body))]
+    while parts:
+        kind, part = parts.pop()
+        at = 0
+        while at < len(part):
+            tag, at = _varint(part, at)
+            wire, field = tag & 7, kind.fields_by_number.get(tag >> 3)
+            length = FIXED.get(wire, 0)
+            if wire in (VARINT, DELIMITED):
+                length, at = _varint(part, at)
+            if wire == DELIMITED and field and field.message_type:
+                parts.append((field.message_type, part[at : at + length]))
+            at += 0 if wire == VARINT else length
+            left -= 1
+            if left < 0:
+                raise BodyTooLarge(f"the message has more than the {MOST_FIELDS} fields allowed")
+
+
+def _varint(part: memoryview, at: int) -> tuple[int, int]:
+    """Return the number that begins at a byte, and where it ends."""
+    number = shift = 0
+    while at < len(part) and shift < 70:
+        byte = part[at]
+        number |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return number, at
+    raise DecodeError("a number is cut off")
 
 
 def read_message(message: Any) -> InferRequest:
@@ -245,6 +402,8 @@ def read_message(message: Any) -> InferRequest:
             f"there are {len(raw)} raw_input_contents for {len(message.inputs)} inputs"
         )
     tensors = []
+    for one in (*message.inputs, *message.outputs):
+        require_known_extensions(one.name, dict.fromkeys(one.parameters, True))
     for turn, one in enumerate(message.inputs):
         shape = list(one.shape)
         if raw:
@@ -260,6 +419,7 @@ def read_message(message: Any) -> InferRequest:
         {name: _value(parameter) for name, parameter in message.parameters.items()},
         tensors,
         [output.name for output in message.outputs],
+        frozenset(OUTPUTS),
     )
 
 

@@ -12,8 +12,7 @@ K best classes and T maps, the outputs are
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
@@ -33,6 +32,7 @@ from service.core.errors import (
     TooManyInstances,
     UnknownModel,
 )
+from service.core.json_text import read_json
 from service.core.schemas import dump
 from service.http.answers import together
 from service.http.open_inference.tensors import Tensor
@@ -44,7 +44,7 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.record import MapRecord
 from service.pipeline.rendering import Drawing
-from service.pipeline.result import MOST_NUMBERS
+from service.pipeline.result import AnswerBudget
 from service.pipeline.targets import MAX_MAPS
 from service.pipeline.validation import read_parameters
 
@@ -62,6 +62,10 @@ OUTPUTS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
 DEFAULT: Final = ("probabilities", "labels", "heatmap")
 """The outputs of a request that names none."""
 OF_MAPS: Final = frozenset({"heatmap", "overlay", "explanation"})
+MOST_RAW_NUMBERS: Final = 16_000_000
+"""Maximum count of numbers in the heatmaps of an answer in raw bytes."""
+RAW_BYTES: Final = 12
+"""Bytes of memory for each of them: the map, all maps in one array, and the message."""
 TRANSPORT: Final = frozenset(
     {"binary_data_output", "content_type", "headers", "priority", "timeout", "explain_parameters"}
     | {"sequence_id", "sequence_start", "sequence_end"}
@@ -79,6 +83,8 @@ class InferRequest:
     parameters: Mapping[str, Any]
     inputs: Sequence[Tensor]
     outputs: Sequence[str]
+    binary: frozenset[str]
+    """The outputs that are sent as raw bytes; the others are sent as JSON."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,13 +127,19 @@ class Inference:
         }
 
     async def answer(
-        self, request: InferRequest, *, seconds: float, place: AdmittedRequest | None
+        self,
+        request: InferRequest,
+        *,
+        seconds: float,
+        place: AdmittedRequest | None,
+        hold: Callable[[int], None],
     ) -> list[Tensor]:
         """Return the outputs that a request asks for.
 
         Args:
             seconds: seconds that the request may take.
             place: the place that the guard has given to the request.
+            hold: counts the memory of the answer, see `RequestContext`.
 
         Raises:
             Problem: if the request cannot be read or answered, for one of its images at least: the
@@ -143,7 +155,11 @@ class Inference:
         async def read() -> list[Instance[Parameters]]:
             return await to_thread.run_sync(read_images, request, self._reception.max_instances)
 
-        admitted = self._reception.admitted(request.model, read, seconds=seconds, place=place)
+        if "timeout" in request.parameters:
+            seconds = min(seconds, _seconds(request.parameters["timeout"]))
+        admitted = self._reception.admitted(
+            request.model, read, seconds=seconds, place=place, hold=hold
+        )
         async with admitted as context:
             if sum(instance.parameters.maps for instance in context.instances) > MAX_MAPS:
                 raise InvalidParameter(f"the request asks for more than {MAX_MAPS} maps")
@@ -153,8 +169,11 @@ class Inference:
             ):
                 raise InvalidParameter("output is 'values', which is no picture; leave it out")
 
+            wanted = OF_MAPS.intersection(names)
+            budget = _budget(request, len(context.instances), hold) if "heatmap" in names else None
+
             async def work(instance: Instance[Parameters]) -> ImageOutputs:
-                return await self._outputs(context, instance, OF_MAPS.intersection(names))
+                return await self._outputs(context, instance, wanted, budget)
 
             images = []
             for outputs in await together(work, context.instances):
@@ -168,22 +187,16 @@ class Inference:
         context: RequestContext[Parameters],
         instance: Instance[Parameters],
         wanted: frozenset[str],
+        budget: AnswerBudget | None,
     ) -> ImageOutputs:
         """Return the outputs of one image; without a map, they take a prediction alone."""
         if not wanted:
             said = await self._pipeline.predict(context.replicas, instance, context.timings)
             return ImageOutputs(ranking_of(said), [])
-        most = MOST_NUMBERS // len(context.instances) // instance.parameters.maps
 
         def draw(record: MapRecord, drawing: Drawing) -> tuple[Any, bytes, bytes]:
             heatmap = None
             if "heatmap" in wanted:
-                if drawing.shape[0] * drawing.shape[1] > most:
-                    raise InvalidParameter(
-                        f"a map has {drawing.shape[0]} × {drawing.shape[1]} numbers; this answer "
-                        f"may have {most} for each map; take size=model or size=layer, fewer maps "
-                        "or fewer images"
-                    )
                 raw = instance.parameters.normalize == "none"
                 heatmap = drawing.values if raw else drawing.scaled
             overlay = drawing.encoded("image/png") if "overlay" in wanted else b""
@@ -191,9 +204,16 @@ class Inference:
             return heatmap, overlay, facts
 
         async with self._pipeline.explain(
-            context.replicas, instance, timings=context.timings, until=context.passes_until
+            context.replicas,
+            instance,
+            timings=context.timings,
+            budget=budget,
+            until=context.passes_until,
         ) as result:
-            return ImageOutputs(ranking_of(result.prediction()), await result.each(draw))
+            maps = await result.each(draw)
+            # In JSON a picture is in base64, and stands there and in the body.
+            context.hold(3 * sum(len(overlay) + len(facts) for _, overlay, facts in maps))
+            return ImageOutputs(ranking_of(result.prediction()), maps)
 
 
 def read_images(request: InferRequest, most: int) -> list[Instance[Parameters]]:
@@ -285,14 +305,28 @@ def _parameters(sent: Mapping[str, Any]) -> Parameters:
     """Read the parameters of a request, and those that MLServer's clients nest in it."""
     nested = sent.get("explain_parameters", {})
     if isinstance(nested, str):  # a message has no objects
-        try:
-            nested = json.loads(nested)
-        except ValueError:
-            nested = None
+        nested = read_json(nested, what="explain_parameters")
     if not isinstance(nested, dict):
         raise InvalidParameter("explain_parameters is not an object of parameters")
     own = {name: value for name, value in sent.items() if name not in TRANSPORT}
     return read_parameters(Parameters, ImmutableMultiDict({**own, **nested}), "/parameters")
+
+
+def _budget(request: InferRequest, images: int, hold: Callable[[int], None]) -> AnswerBudget:
+    """Return what the heatmaps of a request's answer may take."""
+    if "heatmap" in request.binary:
+        return AnswerBudget(images, hold, most=MOST_RAW_NUMBERS, bytes_each=RAW_BYTES, always=True)
+    otherwise = "binary_data for the output heatmap, or other outputs"
+    return AnswerBudget(images, hold, always=True, otherwise=otherwise)
+
+
+def _seconds(timeout: Any) -> float:
+    """Return the seconds of the parameter `timeout`, which is in microseconds."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or not 0 < timeout < 2**63:
+        raise InvalidParameter(
+            f"timeout is {str(timeout)[:40]!r}; it is a number of microseconds above 0"
+        )
+    return timeout / 1e6
 
 
 def ranking_of(said: schemas.Prediction) -> list[tuple[float, str]]:
@@ -348,6 +382,24 @@ def tensors_of(images: Sequence[ImageOutputs], names: Sequence[str]) -> list[Ten
         else:
             made[name] = strings(name, [[e for _, _, e in i.maps] for i in images], is_text=True)
     return list(made.values())
+
+
+def require_known_extensions(name: str, parameters: Mapping[str, Any]) -> None:
+    """Check that a tensor's parameters name no extension that the service does not have.
+
+    Raises:
+        InvalidParameter: if they name a region of shared memory or ask for a classification.
+    """
+    if "shared_memory_region" in parameters:
+        raise InvalidParameter(
+            f"tensor {name[:80]!r} names a shared_memory_region, and the service has no shared "
+            "memory with its callers; send the bytes of the tensor"
+        )
+    if "classification" in parameters:
+        raise InvalidParameter(
+            f"output {name[:80]!r} asks for a classification, and the service has no such "
+            "extension; the output labels names the best classes, as many as top_k says"
+        )
 
 
 def require_version(model: str, version: str) -> None:

@@ -6,15 +6,15 @@ They are not in openapi/openapi.json: the protocol has a document of its own.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any, Final
 
 from anyio import to_thread
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field, ValidationError
+from pydantic_core import to_json
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from service import __version__
 from service.backend.interface import Backend
@@ -25,15 +25,19 @@ from service.core.errors import (
     Unavailable,
     UnknownModel,
 )
+from service.core.json_text import read_json, validate_json
 from service.core.pydantic_errors import mistake
 from service.http.administration import AdministrationRoutes, read_entry
 from service.http.open_inference.inference import (
+    DEFAULT,
+    VERSION,
     Inference,
     InferRequest,
+    require_known_extensions,
     require_version,
 )
 from service.http.open_inference.tensors import Tensor, from_list, from_raw
-from service.http.reception import Reception, while_connected
+from service.http.reception import Reception, deadline, while_connected
 from service.models.catalog import ModelEntry
 
 JSON: Final = "application/json"
@@ -41,11 +45,13 @@ JSON_LENGTH: Final = "Inference-Header-Content-Length"
 """Header with the number of bytes of the JSON, before the raw bytes of tensors."""
 EXTENSIONS: Final = ["binary_tensor_data", "model_repository"]
 LOOK_SECONDS: Final = 0.1
+MOST_ELEMENTS: Final = 1_000_000
+"""Maximum number of elements in the JSON of a request: the pixels of a photo of 640 × 480."""
 
 
 class SentTensor(BaseModel):
     name: str = Field(max_length=200)
-    shape: list[int]
+    shape: Annotated[list[int], FailFast()] = Field(max_length=8)
     datatype: str = Field(max_length=40)
     parameters: dict[str, Any] = {}
     data: Any = None
@@ -61,8 +67,8 @@ class SentRequest(BaseModel):
 
     id: str = Field("", max_length=200)
     parameters: dict[str, Any] = {}
-    inputs: list[SentTensor] = Field(min_length=1, max_length=2)
-    outputs: list[SentOutput] = Field([], max_length=16)
+    inputs: Annotated[list[SentTensor], FailFast()] = Field(min_length=1, max_length=2)
+    outputs: Annotated[list[SentOutput], FailFast()] = Field([], max_length=16)
 
 
 def make_open_inference_router(
@@ -114,19 +120,25 @@ class OpenInferenceRoutes:
         return {"name": model, "ready": True}
 
     async def infer(self, model: str, request: Request, version: str = "") -> Response:
-        seconds = self._reception.patience(request)
-        place = request.scope["state"].get("place")
-        body, header = await request.body(), request.headers.get(JSON_LENGTH)
-        asked, sent = await to_thread.run_sync(read_request, body, header, model, version)
-        if "timeout" in sent.parameters:
-            seconds = min(seconds, _seconds(sent.parameters["timeout"]))
+        seconds, state = self._reception.timeout_of(request), request.scope["state"]
+        async with deadline(seconds):
+            body, header = await request.body(), request.headers.get(JSON_LENGTH)
+        asked = await to_thread.run_sync(read_request, body, header, model, version)
         async with while_connected(request):
-            tensors = await self._inference.answer(asked, seconds=seconds, place=place)
-            written, length = await to_thread.run_sync(write_answer, tensors, sent, model)
-        if length is None:
-            return Response(written, media_type=JSON)
-        headers = {JSON_LENGTH: str(length)}
-        return Response(written, media_type="application/octet-stream", headers=headers)
+            tensors = await self._inference.answer(
+                asked, seconds=seconds, place=state.get("place"), hold=state["hold"]
+            )
+            pieces, length = await to_thread.run_sync(write_answer, tensors, asked)
+        headers = {"Content-Length": str(sum(map(len, pieces)))}
+        if length is not None:
+            headers[JSON_LENGTH] = str(length)
+
+        async def body_of() -> AsyncIterator[bytes | memoryview]:
+            for piece in pieces:
+                yield piece
+
+        media_type = JSON if length is None else "application/octet-stream"
+        return StreamingResponse(body_of(), media_type=media_type, headers=headers)
 
 
 class Repository:
@@ -147,12 +159,8 @@ class Repository:
         self._entries = {entry.name: entry for entry in entries}
 
     async def index(self, request: Request) -> list[dict[str, str]]:
-        body = await request.body()
-        try:
-            only_ready = bool(body and json.loads(body).get("ready"))
-        except (ValueError, AttributeError):
-            raise MalformedRequest('the body is not like {"ready": true}') from None
-        return self.models(only_ready=only_ready)
+        asked = _object(await request.body(), '{"ready": true}')
+        return self.models(only_ready=bool(asked.get("ready")))
 
     def models(self, *, only_ready: bool) -> list[dict[str, str]]:
         """Return name, version, state and its reason of each model, those that are configured and
@@ -224,9 +232,7 @@ async def loaded(manager: Backend, model: str) -> None:
             return
 
 
-def read_request(
-    body: bytes, header: str | None, model: str, version: str
-) -> tuple[InferRequest, SentRequest]:
+def read_request(body: bytes, header: str | None, model: str, version: str) -> InferRequest:
     """Read an inference request.
 
     Args:
@@ -244,15 +250,14 @@ def read_request(
             )
         length = int(header[:20])
     try:
-        sent = SentRequest.model_validate_json(body[:length])
+        sent = validate_json(SentRequest, body[:length], most=MOST_ELEMENTS)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False)[0]
         where = "/".join(map(str, first["loc"]))[:80]
-        if first["type"] == "json_invalid":
-            raise MalformedRequest(f"the body is not JSON: {first['ctx']['error']}") from None
         raise MalformedRequest(f"at /{where}: {mistake(first)}") from None
     tensors, at = [], length
     for one in sent.inputs:
+        require_known_extensions(one.name, one.parameters)
         size = one.parameters.get("binary_data_size")
         if size is None:
             tensors.append(from_list(one.name, one.datatype, one.shape, one.data))
@@ -264,54 +269,68 @@ def read_request(
             )
         tensors.append(from_raw(one.name, one.datatype, one.shape, body[at : at + size]))
         at += size
+    every = sent.parameters.get("binary_data_output", False) is True
+    for output in sent.outputs:
+        require_known_extensions(output.name, output.parameters)
     outputs = [output.name for output in sent.outputs]
-    return InferRequest(model, version, sent.id, sent.parameters, tensors, outputs), sent
+    binary = {one.name for one in sent.outputs if one.parameters.get("binary_data", every) is True}
+    if every and not outputs:
+        binary = set(DEFAULT)
+    return InferRequest(
+        model,
+        version,
+        sent.id,
+        sent.parameters,
+        tensors,
+        outputs,
+        frozenset(binary),
+    )
 
 
 def write_answer(
-    tensors: Sequence[Tensor], sent: SentRequest, model: str
-) -> tuple[bytes, int | None]:
-    """Return the body of an answer, and the number of bytes of its JSON if raw bytes follow it."""
-    every = sent.parameters.get("binary_data_output", False) is True
-    asked = {one.name: one.parameters.get("binary_data", every) is True for one in sent.outputs}
-    outputs, pieces = [], []
-    for tensor in tensors:
-        output: dict[str, Any] = {
+    tensors: Sequence[Tensor], asked: InferRequest
+) -> tuple[list[bytes | memoryview], int | None]:
+    """Return the body of an answer in pieces, and the number of bytes of its JSON if raw bytes
+    follow it."""
+    about = {"model_name": asked.model, "model_version": VERSION}
+    text = [to_json(about | ({"id": asked.id} if asked.id else {}))[:-1], b',"outputs":[']
+    raw: list[bytes | memoryview] = []
+    for turn, tensor in enumerate(tensors):
+        described: dict[str, Any] = {
             "name": tensor.name,
-            "shape": list(tensor.shape),
+            "shape": tensor.shape,
             "datatype": tensor.datatype,
         }
-        if asked.get(tensor.name, every):
-            pieces.append(tensor.raw())
-            output["parameters"] = {"binary_data_size": len(pieces[-1])}
+        text.append(b"," * (turn > 0))
+        if tensor.name in asked.binary:
+            raw.append(tensor.raw())
+            described["parameters"] = {"binary_data_size": len(raw[-1])}
+            text.append(to_json(described))
         else:
-            output["data"], parameters = tensor.listed()
-            if parameters:
-                output["parameters"] = parameters
-        outputs.append(output)
-    answer = {"model_name": model, "model_version": "1", "outputs": outputs}
-    if sent.id:
-        answer["id"] = sent.id
-    text = json.dumps(answer, ensure_ascii=False).encode()
-    return b"".join([text, *pieces]), len(text) if pieces else None
-
-
-def _seconds(timeout: Any) -> float:
-    """Return the seconds of the parameter `timeout`, which is in microseconds."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout <= 0:
-        raise InvalidParameter(
-            f"timeout is {str(timeout)[:40]!r}; it is a number of microseconds above 0"
-        )
-    return timeout / 1e6
+            if tensor.parameters:
+                described["parameters"] = tensor.parameters
+            text += [to_json(described)[:-1], b',"data":', *tensor.json_data(), b"}"]
+    text.append(b"]}")
+    if not raw:
+        return [*text], None
+    return [*text, *raw], sum(map(len, text))
 
 
 def _config(body: bytes) -> str | None:
     """Return the parameter `config` of a request to load a model, if it has one."""
-    try:
-        parameters: Mapping[str, Any] = json.loads(body or b"{}").get("parameters", {})
-        config = parameters.get("config")
-    except (ValueError, AttributeError):
-        raise MalformedRequest('the body is not like {"parameters": {"config": "{…}"}}') from None
+    like = '{"parameters": {"config": "{…}"}}'
+    parameters = _object(body, like).get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise MalformedRequest(f"the body is not like {like}")
+    config = parameters.get("config")
     if config is not None and not isinstance(config, str):
         raise InvalidParameter("config is no text; it is a model's entry as a text of JSON")
     return config
+
+
+def _object(body: bytes, like: str) -> dict[str, Any]:
+    """Return the object of a body in JSON, which may be left out."""
+    sent = read_json(body or b"{}")
+    if not isinstance(sent, dict):
+        raise MalformedRequest(f"the body is not like {like}")
+    return sent

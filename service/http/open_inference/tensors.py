@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from service.core.errors import MalformedRequest
 
@@ -34,6 +35,8 @@ NUMBERS: Final[Mapping[str, np.dtype[Any]]] = {
 }
 """Datatype of the protocol → NumPy's. BYTES is the only other one."""
 LENGTH: Final = struct.Struct("<I")
+PIECE: Final = 16_384
+"""Number of numbers that are written as JSON at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,22 +58,35 @@ class Tensor:
             return "BYTES"
         return next(name for name, dtype in NUMBERS.items() if dtype == self.numbers.dtype)
 
-    def raw(self) -> bytes:
-        """Return the tensor as raw bytes."""
+    def raw(self) -> memoryview | bytes:
+        """Return the tensor as raw bytes; of numbers without a copy."""
         if self.numbers is not None:
-            return self.numbers.tobytes()
+            return np.ascontiguousarray(self.numbers).data.cast("B") if self.numbers.size else b""
         return b"".join(LENGTH.pack(len(one)) + one for one in self.strings)
 
-    def listed(self) -> tuple[list[Any], dict[str, str]]:
-        """Return the elements as JSON has them, and the tensor's parameters."""
-        if self.numbers is not None:
-            return self.numbers.ravel().tolist(), {}
-        if self.is_text:
-            return [one.decode() for one in self.strings], {}
-        return [base64.b64encode(one).decode() for one in self.strings], {"content_type": "base64"}
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The tensor's parameters where its elements are in JSON."""
+        is_base64 = self.numbers is None and not self.is_text
+        return {"content_type": "base64"} if is_base64 else {}
+
+    def json_data(self) -> Iterator[bytes]:
+        """Yield the elements as a list of JSON, in pieces of which each takes a thread a few
+        milliseconds: a thread that writes JSON keeps all others waiting."""
+        if self.numbers is None:
+            texts = [
+                (one if self.is_text else base64.b64encode(one)).decode() for one in self.strings
+            ]
+            yield to_json(texts)
+            return
+        yield b"["
+        flat = self.numbers.ravel()
+        for start in range(0, flat.size, PIECE):
+            yield (b"," if start else b"") + to_json(flat[start : start + PIECE].tolist())[1:-1]
+        yield b"]"
 
 
-def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
+def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
     """Read a tensor from raw bytes.
 
     Raises:
@@ -94,7 +110,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Ten
                 f"input {name!r}: element {len(strings)} of BYTES is cut off; each element is its "
                 "length, 4 bytes little-endian, and then its bytes"
             )
-        strings.append(data[at + 4 : at + 4 + length])
+        strings.append(bytes(data[at + 4 : at + 4 + length]))
         at += 4 + length
     return Tensor(name, tuple(shape), strings=_all(name, strings, shape, count))
 
@@ -108,24 +124,25 @@ def from_list(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tens
     count = _count(name, datatype, shape)
     if not isinstance(data, list):
         raise MalformedRequest(f"input {name!r} has no data; send a list, or raw bytes")
+    # An array is made only of elements whose number and types are known to be right: of texts,
+    # NumPy would give each the size of the longest.
+    elements = _all(name, _flat(name, datatype, shape, data), shape, count)
     if datatype == "BYTES":
-        strings = [one.encode() if isinstance(one, str) else one for one in _flat(data)]
-        if not all(isinstance(one, bytes) for one in strings):
+        if not all(isinstance(one, str | bytes) for one in elements):
             raise MalformedRequest(f"input {name!r}: BYTES in JSON are strings, in base64")
-        return Tensor(name, tuple(shape), strings=_all(name, strings, shape, count))
-    try:
-        given = np.asarray(data)  # of nested lists of unequal length it raises a ValueError
-        numbers = given.astype(NUMBERS[datatype])
-    except (ValueError, TypeError, OverflowError):
-        raise MalformedRequest(
-            f"input {name!r}: the data are not {datatype} in lists of equal lengths"
-        ) from None
-    if given.dtype.kind not in "biuf" or not np.array_equal(numbers, given):
+        strings = [one.encode() if isinstance(one, str) else one for one in elements]
+        return Tensor(name, tuple(shape), strings=strings)
+    if not all(isinstance(one, int | float) for one in elements):
+        raise MalformedRequest(f"input {name!r}: an element is not a number of type {datatype}")
+    dtype, given = NUMBERS[datatype], np.asarray(elements)
+    is_right = given.dtype.kind in "biuf"  # not of objects, of which one has more than 64 bits
+    if is_right and dtype.kind != "f":  # of floats, the nearest one is taken
+        with np.errstate(invalid="ignore"):
+            is_right = np.array_equal(given.astype(dtype), given)
+    if not is_right:
         raise MalformedRequest(f"input {name!r}: a number is not of type {datatype}")
-    if numbers.size != count:
-        raise MalformedRequest(
-            f"input {name!r} has {numbers.size} numbers; its shape {list(shape)} has {count}"
-        )
+    with np.errstate(over="ignore"):
+        numbers = given.astype(dtype)
     return Tensor(name, tuple(shape), numbers.reshape(shape))
 
 
@@ -141,17 +158,25 @@ def _count(name: str, datatype: str, shape: Sequence[int]) -> int:
     return prod(shape)
 
 
-def _all(name: str, strings: list[Any], shape: Sequence[int], count: int) -> list[bytes]:
-    if len(strings) != count:
+def _all(name: str, elements: list[Any], shape: Sequence[int], count: int) -> list[Any]:
+    """Return the elements if they are as many as the shape says."""
+    if len(elements) != count:
         raise MalformedRequest(
-            f"input {name!r} has {len(strings)} elements; its shape {list(shape)} has {count}"
+            f"input {name!r} has {len(elements)} elements; its shape {list(shape)} has {count}"
         )
-    return strings
+    return elements
 
 
-def _flat(data: list[Any]) -> list[Any]:
-    """Return the elements of lists nested at most twice."""
-    for _ in range(2):
-        if any(isinstance(one, list) for one in data):
-            data = [part for one in data for part in (one if isinstance(one, list) else [one])]
-    return data
+def _flat(name: str, datatype: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
+    """Return the elements of a list that is flat, or nested as the shape says."""
+    if not data or not isinstance(data[0], list):
+        return data
+    level: list[Any] = [data]
+    for side in shape:
+        if not all(isinstance(one, list) and len(one) == side for one in level):
+            raise MalformedRequest(
+                f"input {name!r}: the data are not {datatype} in lists of equal lengths, as the "
+                f"shape {list(shape)} says"
+            )
+        level = [part for one in level for part in one]
+    return level

@@ -29,7 +29,7 @@ from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline
 from service.pipeline.rendering import Drawing
-from service.pipeline.result import NPY
+from service.pipeline.result import NPY, AnswerBudget
 from tests.service.conftest import encoded, noise
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +113,7 @@ async def test_a_failed_enter_leaves_nothing(pipeline: Pipeline, replicas: Repli
         (instance(normalize="none", target=list(range(3)), size="image"), InvalidParameter),
     ):
         with pytest.raises(error):
-            async with pipeline.explain(replicas, wrong, json_of=10**8):
+            async with pipeline.explain(replicas, wrong, budget=AnswerBudget(10**7)):
                 raise AssertionError("the block is not entered")
         await require_all_room(pipeline)
 

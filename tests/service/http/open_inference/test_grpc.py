@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -19,12 +22,14 @@ from tritonclient.utils import InferenceServerException
 from service.core.errors import ConfigError, Problem
 from service.core.settings import Settings
 from service.http import open_inference
+from service.http.open_inference import grpc_server
 from service.http.open_inference.grpc_server import CODES
 from service.limits.keys import new_key
-from service.models.catalog import EMBEDDED
+from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import MODEL, running_app
 from tests.service.http.test_overload import FRAGILE
 from tests.service.live import free_port
+from tests.waiting import until
 
 NAME = "efficientnet-lite0"
 FOLDER = Path(open_inference.__file__).parent
@@ -189,3 +194,126 @@ def test_what_is_checked_in_is_compiled_from_the_protocol(tmp_path: Path) -> Non
     command += [f"--descriptor_set_out={compiled}", "open_inference.proto"]
     subprocess.run(command, check=True)
     assert compiled.read_bytes() == (FOLDER / "open_inference.binpb").read_bytes()
+
+
+@contextmanager
+def calling(
+    settings: Settings, entries: list[ModelEntry], name: str, key: str = ""
+) -> Iterator[Callable[[Iterator[bytes]], grpc.Call]]:
+    """A service, and a function that calls it with an iterator of serialised messages."""
+    port = free_port()
+    settings = settings.model_copy(update={"grpc_port": port})
+    with running_app(settings, entries), grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{name}")
+        yield lambda messages: call(messages, metadata=[("x-api-key", key)] if key else [])
+
+
+def ended(call: grpc.Call) -> tuple[grpc.StatusCode, str]:
+    return call.code(), call.details()
+
+
+EMPTY_INPUTS = b"\x2a\x00" * 1_000_000
+"""A message of a million inputs without a field: field 5, 0 bytes."""
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (EMPTY_INPUTS, "more than the 10000 fields allowed"),
+        (b"\x2a\x82\x89\x7a" + b"\x22\x00" * 1_000_000, "more than the 10000 fields allowed"),
+        (b"\x2a\xff", "is not a ModelInferRequest"),
+        (b"\x0a\x02\xff\xff", "is not a ModelInferRequest"),  # a name that is not UTF-8
+        (b"\xff" * 40, "is not a ModelInferRequest"),
+    ],
+)
+def test_messages_that_are_refused_before_they_are_parsed(message: bytes, words: str) -> None:
+    with calling(Settings(), [FRAGILE], "ModelInfer") as call:
+        code, details = ended(call(iter([message])))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in details
+
+
+def test_no_byte_of_a_message_is_read_before_the_key_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    key, entry = new_key("app", ["explain"], None)
+    file.write_text(entry)
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield EMPTY_INPUTS
+
+    with calling(Settings(keys=file), [FRAGILE], "ModelInfer") as call:
+        assert ended(call(endless()))[0] is grpc.StatusCode.UNAUTHENTICATED
+        assert ended(call(iter([])))[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert sent < 10
+    with calling(Settings(keys=file), [FRAGILE], "RepositoryModelLoad", key) as call:
+        assert ended(call(endless()))[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_call_whose_message_never_comes_ends_and_holds_up_nobody() -> None:
+    released = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        released.wait(60)
+        yield from ()
+
+    with calling(Settings(receive_seconds=1.0), [FRAGILE], "ModelMetadata") as call:
+        waiting = [call(silent()) for _ in range(90)]
+        told = [ended(one) for one in waiting]
+        released.set()
+        assert ended(call(iter([b""])))[0] is grpc.StatusCode.NOT_FOUND
+        assert ended(call(iter([])))[1] == "the call has no message"
+    assert {code for code, _ in told} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert "was not here after 1 s" in told[0][1]
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_not_read_ends_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client's window is full, and it never reads. Its memory counts until the end."""
+    monkeypatch.setattr(grpc_server, "AGE_SECONDS", 1)
+    message = triton.service_pb2.ModelInferRequest(model_name="fragile")
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 1500, 1500, 3), np.uint8)
+    message.inputs.add(name="image", datatype="UINT8", shape=pixels.shape)
+    message.raw_input_contents.append(pixels.tobytes())
+    port = free_port()
+    settings = Settings(grpc_port=port, deadline_seconds=4.0)
+    with (
+        running_app(settings, [FRAGILE]) as http,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelInfer")
+        unread = call(iter([message.SerializeToString()]))
+        until(lambda: re.search(r'ModelInfer",status="499"} 1', http.get("/metrics").text))
+        unread.cancel()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "output", "words"),
+    [
+        ({"explain_parameters": "[" * 10_000}, {}, "explain_parameters is not JSON"),
+        ({}, {"class_count": 3}, "the output labels names the best classes"),
+    ],
+)
+def test_parameters_that_the_service_does_not_have(
+    client: triton.InferenceServerClient,
+    cat: bytes,
+    parameters: dict[str, object],
+    output: dict[str, int],
+    words: str,
+) -> None:
+    asked = [triton.InferRequestedOutput("labels", **output)]
+    with pytest.raises(InferenceServerException, match=words):
+        client.infer(NAME, [image(cat)], outputs=asked, parameters=parameters)
+
+
+def test_the_parameter_timeout_is_a_deadline(
+    client: triton.InferenceServerClient, cat: bytes
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer(NAME, [image(cat)], parameters={"method": "rise"}, timeout=2000)
+    assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"

@@ -201,6 +201,15 @@ def test_without_a_map_a_prediction_is_made(client: httpx2.Client, cat: bytes) -
         ({"parameters": {"target": "catt"}}, 422, ["catt"]),
         ({"parameters": {"timeout": -1}}, 422, ["timeout is '-1'"]),
         ({"parameters": {"timeout": 1}}, 504, ["not ready after"]),
+        ({"parameters": {"timeout": 10**400}}, 422, ["timeout is '1000", "microseconds above 0"]),
+        ({"parameters": {"explain_parameters": "[" * 9999}}, 400, ["explain_parameters is not"]),
+        ({"outputs": [{"name": "labels", "parameters": {"classification": 3}}]},
+         422, ["'labels' asks for a classification", "top_k"]),
+        ({"outputs": [{"name": "heatmap", "parameters": {"shared_memory_region": "x"}}]},
+         422, ["'heatmap' names a shared_memory_region"]),
+        ({"inputs": [{**image(b"x"), "parameters": {"shared_memory_region": "x"}}]},
+         422, ["'image' names a shared_memory_region"]),
+        ({"inputs": [{**image(b"x"), "shape": [1] * 9}]}, 400, ["at /inputs/0/shape"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_gets_the_protocol_s_error(
@@ -227,12 +236,26 @@ def test_images_of_different_sizes_need_a_common_one(
         (b"{}", {LENGTH: "3"}, "the body has 2"),
         (b"{}", {LENGTH: "x"}, "it is the number of bytes"),
         (b"{}", {LENGTH: "-1"}, "it is the number of bytes"),
+        (b"[" * 10_000, {}, "the body is not JSON: recursion limit exceeded"),
+        (b'{"timeout": ' + b"9" * 5000 + b"}", {}, "the body is not JSON"),
     ],
 )
 def test_bodies_that_cannot_be_read(
     client: httpx2.Client, content: bytes, headers: dict[str, str], sentence: str
 ) -> None:
     refused(client.post(f"{V2}/infer", content=content, headers=headers), 400, sentence)
+
+
+def test_elements_are_counted_before_they_are_parsed(client: httpx2.Client) -> None:
+    content = b'{"inputs": [{"data": [' + b"[]," * 500_000 + b"[]]}]}"
+    refused(client.post(f"{V2}/infer", content=content), 413, "at most 1000000", "raw bytes")
+
+
+@pytest.mark.parametrize("content", [b"[" * 10_000, b"{", b"\xff", b"9" * 5000])
+def test_the_repository_reads_json_as_the_other_routes_do(
+    client: httpx2.Client, content: bytes
+) -> None:
+    refused(client.post("/v2/repository/index", content=content), 400, "the body is not JSON")
 
 
 @pytest.mark.parametrize("size", [5, -1, "2", 10**30])
@@ -278,6 +301,8 @@ def test_an_admin_unloads_and_loads_models(tmp_path: Path) -> None:
         elsewhere = {"parameters": {"config": json.dumps({"source": "timm:resnet18"})}}
         loaded = client.post("/v2/repository/models/y/load", headers=admin, json=elsewhere)
         refused(loaded, 403, "not allowed")
+        deep = client.post("/v2/repository/models/y/load", headers=admin, content="[" * 10_000)
+        refused(deep, 400, "the body is not JSON")
         for body in ("[]", '{"parameters": 1}', '{"parameters": {"config": 1}}'):
             loaded = client.post("/v2/repository/models/y/load", headers=admin, content=body)
             refused(loaded, loaded.status_code, "config is" if "config" in body else "like")

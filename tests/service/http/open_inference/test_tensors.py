@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,10 @@ from hypothesis import strategies as st
 
 from service.core.errors import MalformedRequest
 from service.http.open_inference.tensors import NUMBERS, Tensor, from_list, from_raw
+
+
+def listed(tensor: Tensor) -> Any:
+    return json.loads(b"".join(tensor.json_data()))
 
 
 def test_raw_bytes_by_hand() -> None:
@@ -23,14 +29,31 @@ def test_raw_bytes_by_hand() -> None:
 
 
 def test_json_has_text_as_text_and_other_bytes_in_base64() -> None:
-    assert Tensor("x", (1,), strings=["tabby, getigert ä".encode()], is_text=True).listed() == (
-        ["tabby, getigert ä"],
-        {},
-    )
-    assert Tensor("x", (1,), strings=[b"\x89PNG"]).listed() == (
-        ["iVBORw=="],
-        {"content_type": "base64"},
-    )
+    text = Tensor("x", (1,), strings=["tabby, getigert ä".encode()], is_text=True)
+    assert (listed(text), text.parameters) == (["tabby, getigert ä"], {})
+    picture = Tensor("x", (1,), strings=[b"\x89PNG"])
+    assert (listed(picture), picture.parameters) == (["iVBORw=="], {"content_type": "base64"})
+
+
+def test_many_numbers_are_written_as_json_in_pieces() -> None:
+    numbers = np.arange(40_000, dtype="<f4")
+    pieces = list(Tensor("x", (40_000,), numbers).json_data())
+    assert max(map(len, pieces)) < 200_000 < sum(map(len, pieces))
+    assert json.loads(b"".join(pieces)) == numbers.tolist()
+    assert json.loads(b"".join(Tensor("x", (0,), numbers[:0]).json_data())) == []
+
+
+def test_a_long_text_among_many_costs_no_more_than_its_bytes() -> None:
+    """NumPy would make an array in which each element has the length of the longest."""
+    data: list[object] = ["a" * 30_000, *[""] * 15_000]
+    tracemalloc.start()
+    with pytest.raises(MalformedRequest, match="not a number of type UINT8"):
+        from_list("x", "UINT8", [15_001], data)
+    with pytest.raises(MalformedRequest, match="not a number of type FP16"):
+        from_list("x", "FP16", [15_001], [str(one).encode() for one in data])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000
 
 
 @given(
@@ -45,7 +68,7 @@ def test_numbers_come_back(datatype: str, shape: list[int], seed: int) -> None:
     assert tensor.datatype == datatype
     for again in (
         from_raw("x", datatype, shape, tensor.raw()),
-        from_list("x", datatype, shape, tensor.listed()[0]),
+        from_list("x", datatype, shape, listed(tensor)),
         from_list("x", datatype, shape, made.tolist()),
     ):
         assert again.numbers is not None
@@ -89,9 +112,9 @@ def test_bytes_that_are_no_such_tensor(
         ("UINT8", [2], [1, -1], "a number is not of type UINT8"),
         ("UINT8", [2], [1, 0.5], "a number is not of type UINT8"),
         ("UINT8", [1], [10**30], "not"),
-        ("UINT8", [2], ["1", "2"], "not of type UINT8"),
+        ("UINT8", [2], ["1", "2"], "an element is not a number of type UINT8"),
         ("UINT8", [2, 2], [[1, 2], [3]], "the data are not UINT8 in lists of equal lengths"),
-        ("UINT8", [3], [1, 2], "has 2 numbers; its shape [3] has 3"),
+        ("UINT8", [3], [1, 2], "has 2 elements; its shape [3] has 3"),
         ("UINT8", [3], "abc", "has no data"),
         ("UINT8", [1], [None], "not"),
         ("UINT8", [1], [{}], "not"),

@@ -1,0 +1,60 @@
+"""How many connections one process may have, by the settings and by the files that it may open."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from service.core.settings import Settings
+
+RESERVED_FILES: Final = 128
+"""Files that a process keeps for other things than connections: probes, the engine, jobs."""
+LEAST: Final = 16
+GRPC_SHARE: Final = 4
+"""One connection in so many is one of gRPC, which carries many calls on each."""
+log = logging.getLogger(__name__)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as the system allows it to."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def most_connections(settings: Settings) -> int:
+    """Return the maximum number of connections of HTTP and gRPC together.
+
+    It is that of the settings, or a smaller one if the process may open fewer files: a process
+    without a free file could not answer a probe.
+    """
+    most, files = settings.max_connections, _most_files()
+    if files is not None and most > files - RESERVED_FILES:
+        most = max(files - RESERVED_FILES, LEAST)
+        log.warning(
+            "the process may open %d files, so it takes %d connections and not the %d of "
+            "GRADCAM_MAX_CONNECTIONS; raise the limit of open files (ulimit -n)",
+            files,
+            most,
+            settings.max_connections,
+        )
+    return most
+
+
+def grpc_connections(settings: Settings) -> int:
+    """Return how many of the connections are those of gRPC, which the processes share equally."""
+    return most_connections(settings) // GRPC_SHARE if settings.grpc_port else 0
+
+
+def _most_files() -> int | None:
+    """Return how many files this process may open; None if that is not limited."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,56 @@
+"""The number of connections, and the files that a process may open."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+
+import pytest
+
+from service.core.settings import Settings
+from service.limits.connections import grpc_connections, most_connections, raise_file_limit
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], list[tuple[int, int]]]:
+    """Pretends that the process may open so many files, and notes what it sets."""
+    limits: list[tuple[int, int]] = []
+
+    def pretend(soft: int, hard: int) -> list[tuple[int, int]]:
+        limits.append((soft, hard))
+        return limits
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: limits.append(pair))
+    return pretend
+
+
+def test_connections_leave_files_for_probes(
+    files: Callable[[int, int], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    files(4096, 4096)
+    assert most_connections(Settings()) == 1000
+    assert not caplog.records
+    files(1024, 1024)
+    assert most_connections(Settings()) == 896
+    assert "it takes 896 connections and not the 1000" in caplog.text
+    files(64, 64)
+    assert most_connections(Settings()) == 16
+    files(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    assert most_connections(Settings()) == 1000
+
+
+def test_grpc_has_a_share_of_the_connections(files: Callable[[int, int], object]) -> None:
+    files(4096, 4096)
+    assert grpc_connections(Settings()) == 0
+    assert grpc_connections(Settings(grpc_port=8081, max_connections=400)) == 100
+
+
+def test_the_limit_of_files_is_raised_to_what_is_allowed(
+    files: Callable[[int, int], list[tuple[int, int]]],
+) -> None:
+    noted = files(1024, 1_000_000)
+    raise_file_limit()
+    assert noted[-1] == (1_000_000, 1_000_000)
+    raise_file_limit()
+    assert len(noted) == 2
