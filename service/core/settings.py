@@ -158,7 +158,8 @@ class Settings(BaseModel):
         250_000_000,
         ge=1,
         description="most bytes of all request bodies in memory, including the parts of jobs that "
-        "are not on the disk yet; above this limit requests get a 503",
+        "are not on the disk yet, and of the numbers and pictures of answers; above this limit "
+        "requests get a 503",
     )
     pixel_budget: int = Field(
         100_000_000,

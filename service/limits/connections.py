@@ -15,8 +15,9 @@ GRPC_SHARE: Final = 4
 log = logging.getLogger(__name__)
 
 
-def raise_file_limit() -> None:
-    """Let this process open as many files as the system allows it to."""
+def raise_file_limit(settings: Settings) -> None:
+    """Let this process open as many files as the system allows it to, and log a warning if they are
+    too few for the connections of the settings."""
     try:
         import resource  # not on Windows
     except ImportError:
@@ -24,6 +25,15 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = most_connections(settings)
+    if most < settings.max_connections:
+        log.warning(
+            "the process may open %d files, so it takes %d connections and not the %d of "
+            "GRADCAM_MAX_CONNECTIONS; raise the limit of open files (ulimit -n)",
+            hard,
+            most,
+            settings.max_connections,
+        )
 
 
 def most_connections(settings: Settings) -> int:
@@ -32,17 +42,10 @@ def most_connections(settings: Settings) -> int:
     It is that of the settings, or a smaller one if the process may open fewer files: a process
     without a free file could not answer a probe.
     """
-    most, files = settings.max_connections, _most_files()
-    if files is not None and most > files - RESERVED_FILES:
-        most = max(files - RESERVED_FILES, LEAST)
-        log.warning(
-            "the process may open %d files, so it takes %d connections and not the %d of "
-            "GRADCAM_MAX_CONNECTIONS; raise the limit of open files (ulimit -n)",
-            files,
-            most,
-            settings.max_connections,
-        )
-    return most
+    files = _most_files()
+    if files is None:
+        return settings.max_connections
+    return min(settings.max_connections, max(files - RESERVED_FILES, LEAST))
 
 
 def grpc_connections(settings: Settings) -> int:

@@ -93,7 +93,6 @@ def run(
         been printed.
     """
     keep_memory()
-    raise_file_limit()
     return run_until_done(
         settings, lambda: _serve(make(), settings, listening, heartbeat, says_hello), heartbeat
     )
@@ -106,6 +105,7 @@ async def _serve(
     heartbeat: Heartbeat | None,
     says_hello: bool,
 ) -> int:
+    raise_file_limit(settings)
     server = _server(settings, app)
     manager: Backend = app.state.manager
     jobs: Jobs = app.state.jobs
