@@ -73,7 +73,9 @@ async def read_instances(
         )
     elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
         boundary = options.get(b"boundary")
-        read = await to_thread.run_sync(_from_form, await request.body(), boundary, base, origins)
+        read = await to_thread.run_sync(
+            _from_form, await request.body(), boundary, base, origins, max_instances
+        )
     elif media_type.startswith("image/"):
         read = [Instance(0, None, await request.body(), "", base, origins)]
     else:
@@ -123,13 +125,19 @@ def _from_json(
 
 
 class _Files:
-    """The files of a form, whole: the body is in memory anyway."""
+    """The files of a form, whole: the body is in memory anyway.
 
-    def __init__(self) -> None:
+    Args:
+        most: maximum number of files.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self.found: list[tuple[str | None, bytes]] = []
         self._pieces: list[bytes] = []
 
     def begin(self) -> None:
+        _limit(len(self.found) + 1, self._most)
         self._pieces = []
 
     def piece(self, data: bytes) -> None:
@@ -144,8 +152,9 @@ def _from_form(
     boundary: bytes | None,
     base: P,
     origins: Mapping[str, str],
+    max_instances: int,
 ) -> list[Instance[P]]:
-    files = _Files()
+    files = _Files(max_instances)
     form = FormParser(files, boundary)
     form.feed(body)
     form.end()

@@ -11,6 +11,8 @@ from service.core.errors import MalformedRequest, UnknownParameter, step
 
 LONGEST_TEXT: Final = 1_000_000
 """Bytes of all fields of a form that are no files."""
+MOST_FIELDS: Final = 1000
+"""Parts of a form that are no files."""
 LONGEST_HEAD: Final = 10_000
 """Bytes of the name or the value of a part's header."""
 
@@ -133,6 +135,11 @@ class FormParser:
             self._count += 1
             self._images.begin()
         else:
+            if len(self.fields) >= MOST_FIELDS:
+                raise MalformedRequest(
+                    f"the form has more than the {MOST_FIELDS} fields allowed, up to "
+                    f"{self._name[:80]!r}"
+                )
             self._note(len(self._name))
 
     def _data(self, data: bytes) -> None:

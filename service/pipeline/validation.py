@@ -35,17 +35,19 @@ def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: 
     Raises:
         Problem: if a parameter is wrong; it names the parameter.
     """
-    values: dict[str, Any] = {}
-    for name in sent:
-        several = sent.getlist(name)
-        values[name] = several if len(several) > 1 else several[0]
-    if "method" in values:
+    given: dict[str, list[Any]] = {}
+    for name, value in sent.multi_items():
+        given.setdefault(name, []).append(value)
+    if len(given) > len(names_of(schema)):  # pydantic would describe each of thousands
+        name = next(name for name in given if name not in names_of(schema))
+        raise _unknown(name, schema, where)
+    if "method" in given:
         # A bare plus in a query means a space, but ?method=gradcam++ should work.
-        methods = [
+        given["method"] = [
             value.replace(" ", "+") if isinstance(value, str) else value
-            for value in sent.getlist("method")
+            for value in given["method"]
         ]
-        values["method"] = methods if len(methods) > 1 else methods[0]
+    values = {name: several if len(several) > 1 else several[0] for name, several in given.items()}
     return validated(schema, values, where)
 
 
@@ -82,10 +84,7 @@ def parameter_problem(
     errors = [detail for detail in error.errors() if detail["loc"][: depth + 1] == way]
     pointer = f"{where}/{step(name)}"
     if errors[0]["type"] == "extra_forbidden":
-        known = ", ".join(names_of(schema))
-        return UnknownParameter(
-            f"there is no parameter {name[:80]!r}; the parameters are {known}", pointer=pointer
-        )
+        return _unknown(name, schema, where)
     if errors[0]["type"] == "unknown_method":
         return UnknownMethod(errors[0]["msg"], pointer=pointer)
     if errors[0]["type"] == "unknown_metric":
@@ -102,6 +101,14 @@ def parameter_problem(
     allowed = allowed or " or ".join(dict.fromkeys(mistake(error) for error in errors))
     value = str(sent)[:80]
     return InvalidParameter(f"{name} is {value!r}: {allowed}", pointer=pointer)
+
+
+def _unknown(name: str, schema: type[ImageParameters], where: str) -> Problem:
+    known = ", ".join(names_of(schema))
+    return UnknownParameter(
+        f"there is no parameter {name[:80]!r}; the parameters are {known}",
+        pointer=f"{where}/{step(name)}",
+    )
 
 
 def _target_problem(error: ErrorDetails, pointer: str) -> Problem:

@@ -6,10 +6,10 @@ A request is `{"instances": […], "parameters": {…}}`, as for `:explain`. Req
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from anyio import to_thread
+from pydantic_core import from_json, to_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,9 +56,9 @@ class NestExplanations:
 def nest(body: bytes) -> bytes:
     """Return the JSON of an answer of `:explain` with each explanation in its prediction. An
     instance that failed stays as it is: its `error` and `problem` say why."""
-    answer = json.loads(body)
+    answer = from_json(body)
     predictions: dict[int, Any] = {one["instance"]: one for one in answer["predictions"]}
     for explanation in answer.pop("explanations", ()):
         if "problem" not in explanation:
             predictions[explanation["instance"]].setdefault("explanations", []).append(explanation)
-    return json.dumps(answer, ensure_ascii=False).encode()
+    return to_json(answer)
