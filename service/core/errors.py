@@ -31,6 +31,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Literal
 
 Blamed = Literal["batch", "process"]
@@ -150,6 +151,13 @@ class UnknownModel(Problem):
 class MethodNotAllowed(Problem):
     status = 405
     title = "This address does not answer that method"
+
+    def __init__(self, detail: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(detail)
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {"Allow": ", ".join(self.allowed)}
 
 
 class NotAcceptable(Problem):

@@ -17,6 +17,7 @@ from service.core import model_schemas
 from service.core.errors import Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
+from service.http.access import needs
 from service.http.contract import answers
 from service.models.labels import Labels
 from service.pipeline.json_records import describe_input
@@ -104,21 +105,26 @@ class AboutRoutes:
         self._manager = manager
         self._metrics = metrics
 
+    @needs("open")
     async def check_health(self) -> model_schemas.Health:
         return model_schemas.Health(status="ok")
 
+    @needs("open")
     async def check_readiness(self) -> model_schemas.Health:
         if not self._manager.ready:
             raise Unavailable(self._manager.why_not_ready())
         return model_schemas.Health(status="ok")
 
+    @needs("read")
     async def get_metrics(self) -> Response:
         self._manager.measure()
         return Response(self._metrics.render(self._manager.names), media_type=CONTENT_TYPE)
 
+    @needs("read")
     async def list_models(self) -> model_schemas.ModelList:
         return model_schemas.ModelList(models=self._manager.names)
 
+    @needs("read")
     async def get_model(self, model: str) -> model_schemas.ModelDescription:
         replicas = self._manager.replicas(model)
         served, fidelities = replicas.model, replicas.fidelities
@@ -171,6 +177,7 @@ class AboutRoutes:
             fingerprint=served.fingerprint,
         )
 
+    @needs("read")
     async def list_layers(self, model: str) -> model_schemas.LayerList:
         served = self._manager.replicas(model).model
         return model_schemas.LayerList(
@@ -188,6 +195,7 @@ class AboutRoutes:
             ]
         )
 
+    @needs("read")
     async def get_drift(self, model: str) -> model_schemas.DriftDescription:
         replicas = self._manager.replicas(model)
         drift = (await replicas.ask(CompareDrift())).value

@@ -26,6 +26,7 @@ from service.core.json_text import read_json
 from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
 from service.http import documentation
+from service.http.access import needs
 from service.http.contract import answers
 from service.limits.admission import Admission
 from service.models.catalog import ModelEntry, NewModel
@@ -85,6 +86,7 @@ class AdministrationRoutes:
         self._admission = admission
         self._allowed_sources = allowed_sources
 
+    @needs("admin")
     async def add_model(self, request: Request) -> Response:
         entry = await _entry(request)
         await self.add(entry)
@@ -105,6 +107,7 @@ class AdministrationRoutes:
             raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
         await self._manager.add(entry)
 
+    @needs("admin")
     async def remove_model(self, model: str) -> Response:
         await self._manager.remove(model, lambda: self._admission.in_work(model))
         return Response(status_code=204)

@@ -18,7 +18,6 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
 from starlette.types import Lifespan
 
 from service import __version__
@@ -26,7 +25,6 @@ from service.backend.interface import Backend
 from service.core.allocator import give_back_memory
 from service.core.errors import (
     MalformedRequest,
-    MethodNotAllowed,
     Problem,
     UnknownRoute,
 )
@@ -35,6 +33,7 @@ from service.core.platforms import EXPLAIN
 from service.core.settings import Settings
 from service.core.threads import one_each
 from service.http.about import make_about_router
+from service.http.access import AccessTable, needs
 from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.audit_routes import make_audits_router
@@ -66,7 +65,6 @@ OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Ke
 SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
 
 
-JOBS, AUDITS = "/v1/jobs", "/v1/audits"
 REST_SECONDS = 5
 PARSERS = 4
 """Number of threads that parse bodies and serialise answers."""
@@ -108,9 +106,6 @@ def make_app(
     admission = Admission(
         settings.max_queue, tolerance=settings.delay_tolerance, metrics=metrics, counts=counts
     )
-    keys = read_keys(settings.keys) if settings.keys else None
-    pages = bool(settings.cors_origins)
-    guard = Guard(keys=keys, rates=rates or Rates(), admission=admission, web_pages=pages)
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
@@ -168,15 +163,6 @@ def make_app(
                 resting.cancel()
 
     app = _described_app(lifespan)
-    app.state.manager = manager
-    app.state.metrics = metrics
-    app.state.admission = admission
-    app.state.guard = guard
-    app.state.counts = counts
-    app.state.jobs = jobs
-    _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
-    _add_platform(app, settings, manager)
-    app.add_middleware(Deliver, metrics=metrics)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (
@@ -195,6 +181,22 @@ def make_app(
         app.include_router(
             make_sagemaker_router(manager=manager, administration=administration, settings=settings)
         )
+    guard = Guard(
+        table=AccessTable(app.routes),
+        keys=read_keys(settings.keys) if settings.keys else None,
+        rates=rates or Rates(),
+        admission=admission,
+        web_pages=bool(settings.cors_origins),
+    )
+    app.state.manager = manager
+    app.state.metrics = metrics
+    app.state.admission = admission
+    app.state.guard = guard
+    app.state.counts = counts
+    app.state.jobs = jobs
+    _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
+    _add_platform(app, settings, manager)
+    app.add_middleware(Deliver, metrics=metrics)
     return app
 
 
@@ -211,6 +213,8 @@ def _described_app(lifespan: Lifespan[FastAPI]) -> FastAPI:
         generate_unique_id_function=_operation_id,
     )
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
+    for route in app.routes:  # FastAPI's own, of the documentation
+        needs("read")(getattr(route, "endpoint", None) or getattr(route, "app"))  # noqa: B009
     return app
 
 
@@ -223,7 +227,7 @@ def _add_middleware(
         LimitBody,
         max_bytes=settings.max_body_bytes,
         body_budget=body_budget,
-        streamed=dict.fromkeys((JOBS, AUDITS), settings.max_job_bytes),
+        max_streamed_bytes=settings.max_job_bytes,
         metrics=metrics,
     )
     app.add_middleware(Guarded, guard=guard, metrics=metrics)
@@ -282,27 +286,11 @@ async def _on_problem(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Convert Starlette's exceptions to problems."""
+    """Convert Starlette's exceptions to problems. Paths and methods that no route answers have been
+    refused by the guard."""
     assert isinstance(error, HTTPException)
-    path = request.url.path[:120]
-    if error.status_code == 405:
-        # Starlette names the methods of the first matching route only.
-        routes = request.app.router.routes
-        allowed = ", ".join(
-            verb
-            for verb in ("GET", "HEAD", "POST", "DELETE")
-            if any(
-                route.matches({**request.scope, "method": "GET" if verb == "HEAD" else verb})[0]
-                is Match.FULL
-                for route in routes
-            )
-        )
-        response = problem_response(
-            MethodNotAllowed(f"{path} does not answer {request.method}, only {allowed}")
-        )
-        response.headers["Allow"] = allowed
-        return response
-    if error.status_code == 404:
+    if error.status_code == 404:  # of a static file
+        path = request.url.path[:120]
         return problem_response(
             UnknownRoute(f"there is nothing at {path}; GET /docs shows every address")
         )

@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 
 from service.core.job_schemas import AuditDocument, JobDocument
 from service.http import documentation
+from service.http.access import needs
 from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers
 from service.http.job_routes import accepted, find_job, retry_after
@@ -73,9 +74,11 @@ class AuditRoutes:
         # other threads.
         self._summing = asyncio.Lock()
 
+    @needs("explain", streams=True)
     async def submit_audit(self, request: Request) -> Response:
         return await accepted(self._jobs.place, request, "audit")
 
+    @needs("read")
     async def get_audit(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         audit = await _audit(place, job, request)
@@ -88,6 +91,7 @@ class AuditRoutes:
         body = whole.model_dump_json(exclude=absent)
         return Response(body, media_type=JSON, headers=retry_after(document))
 
+    @needs("read")
     async def get_report(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         choose(request.headers.get("accept"), [HTML])

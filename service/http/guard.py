@@ -1,9 +1,12 @@
 """The guard: lets a request in or refuses it, before its body is read.
 
-What is checked, in this order: the key is known; its scopes allow the request; there is a place
-among the requests in progress; the key's rate is kept. Then the body is bounded while it is read.
-A caller without a key cannot see which model is busy, and a request that finds no place does not
-count for its key's rate.
+What is checked, in this order: the key is known; a route answers the request; the key's scopes
+allow that route; there is a place among the requests in progress; the key's rate is kept. Then the
+body is bounded while it is read. A caller without a key cannot see which routes there are or which
+model is busy, and a request that finds no place does not count for its key's rate.
+
+What a route requires stands with its handler (`service.http.access`). A request that no declared
+route answers goes no further, so that a route cannot be reached without its declaration.
 """
 
 from __future__ import annotations
@@ -26,14 +29,12 @@ from service.core.errors import (
     Unauthorized,
 )
 from service.core.metrics import Metrics
-from service.http.page import PATHS
+from service.http.access import Access, AccessTable
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.keys import ApiKey, Keys
 from service.limits.rates import Rates
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", *PATHS})
-READING = ("GET", "HEAD")
 SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
 REASONS: Final[Mapping[type[Problem], str]] = {
     Unauthorized: "no key",
@@ -52,13 +53,21 @@ class Guard:
     password of `Authorization: Basic`.
 
     Args:
+        table: the access of the app's routes.
         web_pages: whether pages of other origins may ask. They need CORS headers to read a
             refusal, which only the app writes.
     """
 
     def __init__(
-        self, *, keys: Keys | None, rates: Rates, admission: Admission, web_pages: bool
+        self,
+        *,
+        table: AccessTable,
+        keys: Keys | None,
+        rates: Rates,
+        admission: Admission,
+        web_pages: bool,
     ) -> None:
+        self._table = table
         self._keys = keys
         self._rates = rates
         self._admission = admission
@@ -69,33 +78,58 @@ class Guard:
 
         Returns:
             What the app has to know of it, as entries of the scope's `state`: `key`, the name of
-            its key, and `admin`, whether the key has that scope, if the service has keys; and
-            `place`, the place that it has taken, or None if it needs none. `Observe` frees it.
+            its key, and `admin`, whether the key has that scope, if the service has keys;
+            `access`, what its route declares; and `place`, the place that it has taken, or None if
+            it needs none. `Observe` frees it.
 
         Raises:
             Unauthorized, Forbidden, QueueFull, RateLimited: if it is refused.
+            UnknownRoute, MethodNotAllowed: if no route answers it.
         """
-        if path in OPEN_PATHS:
-            return {"place": None}
-        return self.enter(path, self.authorise(method, path, headers))
+        found = self._table.lookup(method, path)
+        if found is None:
+            self._count(self._key_of(headers))
+            if self._table.is_redirected(path):
+                return {"place": None}
+            raise self._table.refusal(method, path)
+        access, model = found
+        return self.enter(access, model, self.authorise(access, headers))
 
-    def authorise(self, method: str, path: str, headers: Headers) -> ApiKey | None:
-        """Return the key of a request; None if the service has no keys.
+    def access_of(self, method: str, path: str) -> Access:
+        """Return what a route requires.
+
+        Raises:
+            UnknownRoute, MethodNotAllowed: if there is no such route.
+        """
+        if found := self._table.lookup(method, path):
+            return found[0]
+        raise self._table.refusal(method, path)
+
+    def authorise(self, access: Access, headers: Headers) -> ApiKey | None:
+        """Return the key of a request; None if it needs none, or the service has none.
 
         Raises:
             Unauthorized, Forbidden: if there is no key, or it does not allow the request.
         """
+        if access.scope == "open":
+            return None
         key = self._key_of(headers)
-        self._require_scope(key, method, path)
+        self._require_scope(key, access)
         return key
 
-    def enter(self, path: str, key: ApiKey | None) -> dict[str, Any]:
-        """Give a request of a key its place, as `let_in` does.
+    def enter(self, access: Access, model: str | None, key: ApiKey | None) -> dict[str, Any]:
+        """Give an authorised request its place, and count it for its key's rate.
+
+        Args:
+            model: name of the model on which it asks for work; None if it asks for none.
+
+        Returns:
+            What `let_in` returns.
 
         Raises:
-            QueueFull, RateLimited: if there is none.
+            QueueFull, RateLimited: if there is no place, or the key has had its requests.
         """
-        place = self._admission.enter(path.encode(), key.name if key else "")
+        place = None if model is None else self._admission.enter(model, key.name if key else "")
         try:
             self._count(key)
         except RateLimited:
@@ -103,7 +137,7 @@ class Guard:
                 place.leave()
             raise
         told = {} if key is None else {"key": key.name, "admin": "admin" in key.scopes}
-        return {**told, "place": place}
+        return {**told, "access": access, "place": place}
 
     def let_in_early(self, target: bytes, headers: RawHeaders) -> dict[str, Any] | None:
         """Let in a request for work on a model as soon as its head is here, before the app hears of
@@ -112,13 +146,15 @@ class Guard:
         Raises:
             QueueFull: if there is no place.
         """
-        path = unquote_to_bytes(target.partition(b"?")[0])
-        if not self._admission.is_work(path):
+        path = unquote_to_bytes(target.partition(b"?")[0]).decode("utf-8", "replace")
+        found = self._table.lookup("POST", path)
+        if found is None or not found[0].work:
             return None
         if self._web_pages and any(name == b"origin" for name, _ in headers):
             return None
         try:
-            return self.let_in("POST", path.decode("utf-8", "replace"), Headers(raw=list(headers)))
+            access, model = found
+            return self.enter(access, model, self.authorise(access, Headers(raw=list(headers))))
         except QueueFull:
             raise
         except Problem:  # the app refuses it again, with a request id and a line in the log
@@ -135,23 +171,18 @@ class Guard:
             raise Unauthorized(f"the API key that was sent is not known; {SEND_ONE}")
         raise Unauthorized(SEND_ONE)
 
-    def _require_scope(self, key: ApiKey | None, method: str, path: str) -> None:
-        wants_admin = path.startswith("/v2/repository/models/") or (
-            path.startswith("/v1/models")
-            and (method == "DELETE" or (method == "POST" and ":" not in path))
-        )
+    def _require_scope(self, key: ApiKey | None, access: Access) -> None:
         if key is None:
-            if wants_admin:
+            if access.scope == "admin" and not access.without_keys:
                 raise Forbidden(
                     "models are added and removed with an API key of scope 'admin', and this "
                     "service has no keys: see GRADCAM_KEYS"
                 )
             return
-        needed = "admin" if wants_admin else "explain"
-        if needed not in key.scopes and (wants_admin or method not in READING):
+        if access.scope != "read" and access.scope not in key.scopes:
             raise Forbidden(
                 f"the key {key.name!r} has the scope {', '.join(sorted(key.scopes))}, and this "
-                f"needs {needed}"
+                f"needs {access.scope}"
             )
 
     def _count(self, key: ApiKey | None) -> None:
@@ -193,8 +224,8 @@ class LimitBody:
     Args:
         max_bytes: maximum bytes of a body.
         body_budget: counts the bytes of all bodies in memory.
-        streamed: path → maximum bytes of a body that is written to the disk as it arrives. The
-            route itself counts the bytes that it holds in memory.
+        max_streamed_bytes: maximum bytes of a body that its route writes to the disk as it arrives.
+            The route itself counts the bytes that it holds in memory.
     """
 
     def __init__(
@@ -203,12 +234,12 @@ class LimitBody:
         *,
         max_bytes: int,
         body_budget: BodyBudget,
-        streamed: Mapping[str, int],
+        max_streamed_bytes: int = 0,
         metrics: Metrics,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._streamed = streamed
+        self._max_streamed_bytes = max_streamed_bytes
         self._body_budget = body_budget
         self._metrics = metrics
 
@@ -217,8 +248,9 @@ class LimitBody:
             await self._app(scope, receive, send)
             return
         claimed = Headers(scope=scope).get("content-length", "")
-        streams = scope["path"] in self._streamed
-        most = self._streamed[scope["path"]] if streams else self._max_bytes
+        access = scope.get("state", {}).get("access")
+        streams = access is not None and access.streams
+        most = self._max_streamed_bytes if streams else self._max_bytes
         received = 0
 
         async def receive_bounded() -> Message:

@@ -23,6 +23,7 @@ from service.core.errors import (
 from service.core.job_schemas import ItemResult, JobDocument, JobList
 from service.core.schemas import dump
 from service.http import documentation
+from service.http.access import needs
 from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.job_queries import ArchiveQuery, CancelQuery, ListQuery, ResultsQuery, read_query
@@ -193,9 +194,11 @@ class JobRoutes:
         self._clustering = asyncio.Lock()
         self._places = asyncio.Semaphore(CLUSTERS_AT_ONCE)
 
+    @needs("explain", streams=True)
     async def submit_job(self, request: Request) -> Response:
         return await accepted(self._jobs.place, request, "explain")
 
+    @needs("read")
     async def list_jobs(self, request: Request) -> Response:
         place = self._jobs.place
         query = read_query(ListQuery, request)
@@ -212,11 +215,13 @@ class JobRoutes:
         documents = [await place.describe(job) for job in listed]
         return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
 
+    @needs("read")
     async def get_job(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         document = await place.describe(await find_job(place, job, request))
         return Response(dump(document), media_type=JSON, headers=retry_after(document))
 
+    @needs("explain")
     async def cancel_job(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         query = read_query(CancelQuery, request)
@@ -230,6 +235,7 @@ class JobRoutes:
         document = await place.describe(await find_job(place, job, request))
         return Response(dump(document), media_type=JSON)
 
+    @needs("read")
     async def follow_job(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         choose(request.headers.get("accept"), [EVENTS])
@@ -240,6 +246,7 @@ class JobRoutes:
             headers={"Cache-Control": "no-store"},
         )
 
+    @needs("read")
     async def list_results(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         choose(request.headers.get("accept"), [NDJSON])
@@ -250,6 +257,7 @@ class JobRoutes:
         lines = _lines(place, known, query.after, last)
         return StreamingResponse(lines, media_type=NDJSON, headers=headers)
 
+    @needs("read")
     async def get_result(self, job: str, item: str, request: Request) -> Response:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
@@ -267,6 +275,7 @@ class JobRoutes:
         picture = await place.pool.run(lambda: picture_of_line(line, form))
         return Response(picture, media_type=form, headers={"Vary": "Accept"})
 
+    @needs("read")
     async def download_archive(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         form = read_query(ArchiveQuery, request).format
@@ -285,6 +294,7 @@ class JobRoutes:
         body = pack(place.result_store, place.folder, known)
         return StreamingResponse(body, media_type=media_type, headers=headers)
 
+    @needs("read")
     async def get_clusters(self, job: str, request: Request) -> Response:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, CSV])

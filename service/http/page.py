@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +11,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from service.core.errors import UnknownRoute
 from service.core.model_schemas import Alive
+from service.http.access import needs
 from service.http.contract import answers
 
 BUILT: Final = Path(__file__).parent / "studio" / "built"
@@ -27,7 +28,8 @@ POLICY: Final = (
 )
 """No script or style in the page itself, and nothing from other hosts."""
 ADDRESS: Final = "/studio/"
-PATHS: Final = ("/", *(f"{ADDRESS}{file.name}" for file in sorted(BUILT.iterdir())))
+FILES: Final = tuple(sorted(file.name for file in BUILT.iterdir()))
+PATHS: Final = ("/", *(f"{ADDRESS}{name}" for name in FILES))
 """Paths of the page. They need no key: the page asks for one and sends it with what it asks."""
 
 
@@ -41,20 +43,26 @@ def make_page_router() -> APIRouter:
         response_model=Alive,
         responses=page,
     )(show_page)
-    router.get(f"{ADDRESS}{{file}}", include_in_schema=False)(get_file)
+    for name in FILES:
+        router.get(f"{ADDRESS}{name}", include_in_schema=False)(_sender(name))
     return router
 
 
+@needs("open")
 async def show_page(request: Request) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse(Alive(status="alive").model_dump(), headers={"Vary": "Accept"})
     return _answer("index.html", request)
 
 
-async def get_file(file: str, request: Request) -> Response:
-    if f"{ADDRESS}{file}" not in PATHS:
-        raise UnknownRoute(f"there is nothing at {request.url.path[:120]}; GET / shows the page")
-    return _answer(file, request)
+def _sender(name: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of one file."""
+
+    @needs("open")
+    async def get_file(request: Request) -> Response:
+        return _answer(name, request)
+
+    return get_file
 
 
 def _answer(name: str, request: Request) -> Response:

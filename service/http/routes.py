@@ -20,6 +20,7 @@ from service.core import answer_schemas, schemas
 from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import dump
 from service.http import documentation
+from service.http.access import needs
 from service.http.answers import (
     as_ready,
     choose,
@@ -148,6 +149,7 @@ class ImageRoutes:
         self._reception = reception
         self._pipeline = pipeline
 
+    @needs("explain", work=True)
     async def predict(self, model: str, request: Request) -> Response:
         """Answer `:predict`."""
         choose(_list_of(request, "accept"), [JSON])
@@ -169,6 +171,7 @@ class ImageRoutes:
         headers = {"Server-Timing": context.timings.header()}
         return Response(body, media_type=JSON, headers=headers)
 
+    @needs("explain", work=True)
     async def explain(self, model: str, request: Request) -> Response:
         """Answer `:explain`."""
         form = choose(_list_of(request, "accept"), FORMS)
@@ -196,6 +199,7 @@ class ImageRoutes:
         headers["Server-Timing"] = context.timings.header()
         return Response(body, media_type=form, headers=headers)
 
+    @needs("explain", work=True)
     async def evaluate(self, model: str, request: Request) -> Response:
         """Answer `:evaluate`."""
         form = choose(_list_of(request, "accept"), [JSON, NDJSON])
@@ -222,6 +226,7 @@ class ImageRoutes:
         headers = {"Server-Timing": context.timings.header(), "Vary": "Accept"}
         return Response(body, media_type=JSON, headers=headers)
 
+    @needs("explain", work=True)
     async def answer(self, model: str, request: Request) -> Response:
         """Answer `:answer`."""
         form = choose(_list_of(request, "accept"), ANSWER_FORMS)
@@ -266,6 +271,7 @@ class ImageRoutes:
         result = await self._answer(context, instance, progress)
         return [await self._pipeline.draw_answer(result.as_json)]
 
+    @needs("explain", work=True)
     async def show_activations(self, model: str, request: Request) -> Response:
         """Answer `:activations`."""
         form = choose(_list_of(request, "accept"), ACTIVATION_FORMS)

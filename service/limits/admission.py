@@ -8,7 +8,6 @@ with fewer than its share gets one although all are taken.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +19,6 @@ from service.core.metrics import Metrics
 from service.limits.adaptive_limit import LEAST, AdaptiveLimit
 from service.limits.counters import Cells, LocalCounts, ServiceCounts
 
-WORK = re.compile(
-    rb"^/v1/models/(?=[^/]*:)([^/:]+)|^/v2/models/(?=[^/]+(?:/versions/[^/]+)?/infer$)([^/]+)"
-)
-"""Paths of requests for work on a model, whose name is the only group that matches."""
 IMAGES: Final = "images"
 COSTLY: Final = "costly images"
 BODY_SECONDS: Final = 0.25
@@ -107,24 +102,16 @@ class Admission:
         """Return whether work on images ended within the last `seconds`."""
         return monotonic() - self._counts.touched() < seconds
 
-    @staticmethod
-    def is_work(path: bytes) -> bool:
-        """Return whether requests for a path ask for work on a model."""
-        return WORK.match(path) is not None
-
-    def enter(self, path: bytes, key: str = "") -> AdmittedRequest | None:
-        """Take a place for a request for that path; None if it asks for no work on a model.
+    def enter(self, name: str, key: str = "") -> AdmittedRequest:
+        """Take a place for a request for work on a model.
 
         Args:
+            name: name of the model, which may be invented.
             key: name of the API key of the request.
 
         Raises:
             QueueFull: if there is no place, or no room for an image.
         """
-        work = WORK.match(path)
-        if not work:
-            return None
-        name = (work[1] or work[2]).decode("utf-8", "replace")
         self.check(name)
         model = self._models.get(name)
         if model is None:

@@ -82,7 +82,9 @@ class Probes:
             if self._connections > MOST:
                 raise Overloaded("there are too many probes at a time", retry_after=1)
             if method not in (b"GET", b"HEAD"):
-                raise MethodNotAllowed("this port answers GET and HEAD only")
+                raise MethodNotAllowed(
+                    "this port answers GET and HEAD only", allowed=("GET", "HEAD")
+                )
             kind, body = await self._answer(target.partition(b"?")[0])
             status, headers = 200, {"content-type": kind, "content-length": str(len(body))}
         except Problem as problem:

@@ -64,7 +64,6 @@ class Gate:
             self._forward,
             max_bytes=max_bytes,
             body_budget=BodyBudget(max(max_bytes_in_all, max_bytes), metrics),
-            streamed={},  # the proxy holds every body in memory
             metrics=metrics,
         )
 

@@ -36,7 +36,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.http.guard import OPEN_PATHS, Guard
+from service.http.guard import Guard
 from service.http.open_inference.inference import (
     OUTPUTS,
     VERSION,
@@ -152,7 +152,7 @@ class Calls:
             "ModelReady": (self._model_ready, "GET", f"{model}/ready"),
             "ModelMetadata": (self._model_metadata, "GET", model),
             "ModelInfer": (self._model_infer, "POST", f"{model}/infer"),
-            "RepositoryIndex": (self._repository_index, "GET", f"{repository}/index"),
+            "RepositoryIndex": (self._repository_index, "POST", f"{repository}/index"),
             "RepositoryModelLoad": (self._load, "POST", f"{repository}/models/{{model}}/load"),
             "RepositoryModelUnload": (
                 self._unload,
@@ -194,15 +194,17 @@ class Calls:
     async def _answer(self, name: str, context: Context, share: Share, seconds: float) -> bytes:
         """Return the message of the answer to a call."""
         handler, method, path = self.handlers()[name]
+        access = self._guard.access_of(method, path.replace("{model}", "-"))
         call = Call(context, share, seconds)
-        if path in OPEN_PATHS:  # no byte of the message is needed
+        if access.scope == "open":  # no byte of the message is needed
             return self._written(name, await handler(None, call))
         headers = Headers(raw=[(key.encode(), value) for key, value in _metadata(context)])
-        key = self._guard.authorise(method, path.replace("{model}", "-"), headers)
+        key = self._guard.authorise(access, headers)
         body = await self._receive(context)
         share(len(body))
         message = await asyncio.to_thread(self._parsed, name, body)
-        call.place = self._guard.enter(path.replace("{model}", _model_of(message)), key)["place"]
+        model = _model_of(message) if access.work else None
+        call.place = self._guard.enter(access, model, key)["place"]
         try:
             fields = await handler(message, call)
             return await asyncio.to_thread(self._written, name, fields)

@@ -27,6 +27,7 @@ from service.core.errors import (
 )
 from service.core.json_text import read_json, validate_json
 from service.core.pydantic_errors import mistake
+from service.http.access import needs
 from service.http.administration import AdministrationRoutes, read_entry
 from service.http.open_inference.inference import (
     DEFAULT,
@@ -98,20 +99,25 @@ class OpenInferenceRoutes:
         self._reception = reception
         self._manager = manager
 
+    @needs("open")
     async def check_health(self) -> dict[str, bool]:
         return {"live": True}
 
+    @needs("open")
     async def check_readiness(self) -> dict[str, bool]:
         if not self._manager.ready:
             raise Unavailable(self._manager.why_not_ready())
         return {"ready": True}
 
+    @needs("read")
     async def describe_server(self) -> dict[str, Any]:
         return {"name": "gradcam-service", "version": __version__, "extensions": EXTENSIONS}
 
+    @needs("read")
     async def describe_model(self, model: str, version: str = "") -> dict[str, Any]:
         return self._inference.metadata(model, version)
 
+    @needs("read")
     async def check_model(self, model: str, version: str = "") -> dict[str, Any]:
         require_version(model, version)
         self._manager.replicas(model)  # raises the problem that says why it is not ready
@@ -119,6 +125,7 @@ class OpenInferenceRoutes:
             raise Unavailable(f"model {model!r} is not ready")
         return {"name": model, "ready": True}
 
+    @needs("explain", work=True)
     async def infer(self, model: str, request: Request, version: str = "") -> Response:
         seconds, state = self._reception.timeout_of(request), request.scope["state"]
         async with deadline(seconds):
@@ -158,6 +165,7 @@ class Repository:
         self._administration = administration
         self._entries = {entry.name: entry for entry in entries}
 
+    @needs("read")
     async def index(self, request: Request) -> list[dict[str, str]]:
         asked = _object(await request.body(), '{"ready": true}')
         return self.models(only_ready=bool(asked.get("ready")))
@@ -169,6 +177,7 @@ class Repository:
         states = [self._state(name) for name in names]
         return [one for one in states if one["state"] == "READY" or not only_ready]
 
+    @needs("admin")
     async def load(self, model: str, request: Request) -> Response:
         """Load a configured model again, or one that the parameter `config` describes, and answer
         when it is loaded."""
@@ -199,6 +208,7 @@ class Repository:
             await self._administration.add(read_entry(config.encode(), name=model))
         await loaded(self._manager, model)
 
+    @needs("admin")
     async def unload(self, model: str) -> Response:
         await self._administration.remove_model(model)
         return Response(status_code=200)

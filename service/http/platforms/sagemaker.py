@@ -28,6 +28,7 @@ from service.core.errors import (
     UnknownModel,
 )
 from service.core.settings import Settings
+from service.http.access import needs
 from service.http.administration import AdministrationRoutes
 from service.http.open_inference.routes import loaded
 from service.http.platforms.addresses import at
@@ -76,6 +77,7 @@ def make_sagemaker_router(
     folders: dict[str, str] = {}
 
     @router.get("/execution-parameters")
+    @needs("read")
     async def execution_parameters() -> dict[str, Any]:
         megabytes = max(settings.max_body_bytes // 1_000_000, 1)
         return {
@@ -89,14 +91,17 @@ def make_sagemaker_router(
         return {"modelName": name, "modelUrl": folders.get(name, "")}
 
     @router.get("/models")
+    @needs("read")
     async def list_models() -> dict[str, Any]:
         return {"models": [described(name) for name in manager.names if manager.model_ready(name)]}
 
     @router.get("/models/{name}")
+    @needs("read")
     async def get_model(name: str) -> Mapping[str, str]:
         return described(name)
 
     @router.post("/models")
+    @needs("admin", without_keys=True)
     async def load_model(request: Request) -> Response:
         try:
             model = ModelToLoad.model_validate_json(await request.body())
@@ -118,6 +123,7 @@ def make_sagemaker_router(
         return JSONResponse({"modelName": name})
 
     @router.delete("/models/{name}")
+    @needs("admin", without_keys=True)
     async def unload_model(name: str) -> Response:
         folders.pop(name, None)
         await administration.remove_model(name)

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter
 from httpx2 import Response
 from starlette.testclient import TestClient
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
 from service.core.settings import Settings
+from service.http.access import AccessTable, needs
 from service.http.guard import Guard
 from service.limits.admission import Admission
 from service.limits.keys import new_key, read_keys
@@ -141,6 +143,11 @@ def test_a_full_service_asks_for_a_key_first_and_can_be_read_by_the_page(
         assert "Retry-After" in full.headers["access-control-expose-headers"]
 
 
+@needs("explain", work=True)
+async def explain(model: str) -> None:
+    pass
+
+
 @pytest.mark.parametrize(
     ("keys", "cors", "headers", "early"),
     [
@@ -165,7 +172,10 @@ def test_who_is_refused_before_the_service_hears_of_it(
     secret, file = secret_and_file
     admission = Admission(1, metrics=Metrics())
     sent = [(name, value.replace(b"right", secret.encode())) for name, value in headers]
+    router = APIRouter()
+    router.post("/v1/models/{model}:explain")(explain)
     guard = Guard(
+        table=AccessTable(router.routes),
         keys=read_keys(file) if keys else None,
         rates=Rates(),
         admission=admission,
