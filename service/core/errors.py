@@ -38,12 +38,20 @@ Blamed = Literal["batch", "process"]
 PROBLEM_JSON: Final = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
 """Retry-After of an answer that there is no room, or no worker, at the moment."""
+FOLDERS: Final = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\",;:]+/)*(?=[^\s/'\",;:])")
+"""The folders of an absolute path. What follows a letter or a colon is part of an address."""
 log = logging.getLogger(__name__)
 
 
 def one_line(error: Exception) -> str:
     """Return the message of another library's exception on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]
+
+
+def without_folders(text: str) -> str:
+    """Return a text in which the last part of each absolute path stands for the path, because
+    callers do not learn where the server keeps its files."""
+    return FOLDERS.sub("", text)
 
 
 def step(name: str) -> str:

@@ -110,6 +110,11 @@ class Settings(BaseModel):
     starts_empty: bool = Field(
         False, description="start without a model; the platform loads models later"
     )
+    load_folder: Path = Field(
+        Path("/opt/ml/models"),
+        description="folder below which SageMaker may name the models that it loads, on an "
+        "endpoint with several models",
+    )
     platform: Literal["none", "sagemaker", "vertex", "azure", "kserve"] = Field(
         "none",
         description="platform whose contract the service follows; without it, the one whose own "

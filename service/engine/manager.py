@@ -9,7 +9,7 @@ from time import monotonic
 
 from service.backend.interface import unknown_model
 from service.core.disk_cache import DiskCache
-from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable
+from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable, without_folders
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.lifecycle import ModelLifecycle
@@ -158,7 +158,7 @@ class ModelManager:
         if self.draining:
             raise Unavailable("the service is shutting down; try again")
         if lifecycle.failure and not lifecycle.leaving:
-            reason = lifecycle.failure.removeprefix(f"model {name!r}: ")
+            reason = without_folders(lifecycle.failure).removeprefix(f"model {name!r}: ")
             raise ModelFailed(
                 f"model {name!r} could not be loaded: {reason}; DELETE it, and add it again once "
                 "that is put right"

@@ -63,11 +63,14 @@ class AccessTable:
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         declared = [_Declared.of(route) for route in flat(routes)]
-        self._patterns = [
-            (route.path.partition("{")[0], route.pattern.fullmatch, route.methods, route.access)
-            for route in declared
-            if "{" in route.path
-        ]
+        self._patterns = {
+            method: [
+                (route.path.partition("{")[0], route.pattern.fullmatch, route.access)
+                for route in declared
+                if "{" in route.path and method in route.methods
+            ]
+            for method in frozenset().union(*(route.methods for route in declared))
+        }
         self._fixed: dict[str, dict[str, Access]] = {
             route.path: {} for route in declared if "{" not in route.path
         }
@@ -85,8 +88,8 @@ class AccessTable:
         fixed = self._fixed.get(path)
         if fixed is not None:
             return (fixed[method], None) if method in fixed else None
-        for prefix, fullmatch, methods, access in self._patterns:
-            if method in methods and path.startswith(prefix) and (found := fullmatch(path)):
+        for prefix, fullmatch, access in self._patterns.get(method, ()):
+            if path.startswith(prefix) and (found := fullmatch(path)):
                 return access, found["model"] if access.work else None
         return None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 
 from fastapi import APIRouter
 from pydantic import ValidationError
@@ -17,7 +20,9 @@ from service.core.errors import (
     Forbidden,
     InvalidParameter,
     MalformedRequest,
+    ModelFailed,
     Problem,
+    Unavailable,
     UnknownParameter,
     UnsupportedMediaType,
     step,
@@ -32,6 +37,7 @@ from service.limits.admission import Admission
 from service.models.catalog import ModelEntry, NewModel
 
 MAX_BYTES = 10_000
+LOOK_SECONDS: Final = 0.1
 WORDS = {
     "name": "it should begin with a letter or a digit and have letters, digits, '.', '_' and '-'",
     "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME, hf:NAME or "
@@ -85,27 +91,73 @@ class AdministrationRoutes:
         self._manager = manager
         self._admission = admission
         self._allowed_sources = allowed_sources
+        self._loading: set[asyncio.Task[None]] = set()
 
     @needs("admin")
     async def add_model(self, request: Request) -> Response:
         entry = await _entry(request)
-        await self.add(entry)
+        self.require_allowed(entry)
+        await self._manager.add(entry)
         answer = model_schemas.ModelState(name=entry.name, state="loading")
         headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
         return Response(dump(answer), 202, headers, media_type="application/json")
 
-    async def add(self, entry: ModelEntry) -> None:
-        """Load one more model in the background.
+    def require_allowed(self, entry: ModelEntry) -> None:
+        """Check that callers may load models from the source of an entry.
 
         Raises:
-            Forbidden: if its source is not allowed.
-            Conflict: if a model of that name exists, or the number of models is at its maximum.
+            Forbidden: if they may not.
         """
         if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in self._allowed_sources):
             allowed = ", ".join(dict.fromkeys(self._allowed_sources))
             told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
             raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
+
+    async def load(self, entry: ModelEntry) -> None:
+        """Load one more model, and return when it is loaded. Of one that cannot be loaded nothing
+        is left, even if the caller does not wait: its name and its place among the models are free.
+        It takes the place of a model of that name that could not be loaded.
+
+        Raises:
+            ModelFailed: if it cannot be loaded.
+            Conflict: if a model of that name exists, or the number of models is at its maximum.
+            UnknownModel: if it was removed while it was loading.
+        """
+        if self.has_failed(entry.name):
+            with suppress(Problem):  # another caller may have removed it
+                await self._manager.remove(entry.name)
         await self._manager.add(entry)
+        task = asyncio.create_task(self._until_loaded(entry.name), name="load a model")
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+
+    def has_failed(self, name: str) -> bool:
+        """Return whether there is a model of this name that could not be loaded."""
+        try:
+            self._manager.replicas(name)
+        except ModelFailed:
+            return True
+        except Problem:
+            return False
+        return False
+
+    async def _until_loaded(self, name: str) -> None:
+        while True:
+            try:
+                self._manager.replicas(name)
+            except Unavailable:
+                await asyncio.sleep(LOOK_SECONDS)
+            except ModelFailed:
+                with suppress(Problem):  # another caller may have removed it
+                    await self._manager.remove(name)
+                raise
+            else:
+                return
 
     @needs("admin")
     async def remove_model(self, model: str) -> Response:

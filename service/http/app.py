@@ -47,7 +47,11 @@ from service.http.open_inference.routes import Repository, make_open_inference_r
 from service.http.page import make_page_router
 from service.http.platforms.addresses import PlatformAddresses
 from service.http.platforms.predictor import Predictor
-from service.http.platforms.sagemaker import Invocations, make_sagemaker_router
+from service.http.platforms.sagemaker import (
+    Invocations,
+    has_several_models,
+    make_sagemaker_router,
+)
 from service.http.platforms.vertex import NestExplanations
 from service.http.reception import Reception
 from service.http.routes import make_router
@@ -247,7 +251,7 @@ def _add_platform(app: FastAPI, settings: Settings, manager: Backend) -> None:
     if settings.routes:
         app.add_middleware(PlatformAddresses, routes=settings.routes, manager=manager)
     if settings.platform == "sagemaker":
-        app.add_middleware(Invocations, manager=manager)
+        app.add_middleware(Invocations, manager=manager, several=has_several_models(settings))
     if settings.platform == "vertex":
         for path, native in settings.routes.items():
             if native == EXPLAIN:

@@ -5,7 +5,6 @@ They are not in openapi/openapi.json: the protocol has a document of its own.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Final
 
@@ -45,7 +44,6 @@ JSON: Final = "application/json"
 JSON_LENGTH: Final = "Inference-Header-Content-Length"
 """Header with the number of bytes of the JSON, before the raw bytes of tensors."""
 EXTENSIONS: Final = ["binary_tensor_data", "model_repository"]
-LOOK_SECONDS: Final = 0.1
 MOST_ELEMENTS: Final = 1_000_000
 """Maximum number of elements in the JSON of a request: the pixels of a photo of 640 × 480."""
 
@@ -203,10 +201,11 @@ class Repository:
                     f"there is no model {model[:80]!r} in the configuration, only {known}; another "
                     "one needs the parameter config"
                 )
-            await self._manager.add(self._entries[model])
+            entry = self._entries[model]
         else:
-            await self._administration.add(read_entry(config.encode(), name=model))
-        await loaded(self._manager, model)
+            entry = read_entry(config.encode(), name=model)
+            self._administration.require_allowed(entry)
+        await self._administration.load(entry)
 
     @needs("admin")
     async def unload(self, model: str) -> Response:
@@ -225,21 +224,6 @@ class Repository:
         except Problem as problem:
             state, reason = "UNAVAILABLE", problem.detail
         return {"name": model, "version": "1", "state": state, "reason": reason}
-
-
-async def loaded(manager: Backend, model: str) -> None:
-    """Wait until a model is loaded.
-
-    Raises:
-        ModelFailed, UnknownModel: if it cannot be loaded, or has been removed meanwhile.
-    """
-    while True:
-        try:
-            manager.replicas(model)
-        except Unavailable:
-            await asyncio.sleep(LOOK_SECONDS)
-        else:
-            return
 
 
 def read_request(body: bytes, header: str | None, model: str, version: str) -> InferRequest:

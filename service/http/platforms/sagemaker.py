@@ -7,11 +7,15 @@ and the rest are its parameters.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
+from anyio import to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import MutableHeaders
@@ -21,34 +25,48 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.backend.interface import Backend
 from service.core.errors import (
+    BodyTooLarge,
     ConfigError,
     Conflict,
+    Forbidden,
     InsufficientStorage,
+    InvalidParameter,
     MalformedRequest,
     UnknownModel,
 )
+from service.core.pydantic_errors import mistake
 from service.core.settings import Settings
 from service.http.access import needs
-from service.http.administration import AdministrationRoutes
-from service.http.open_inference.routes import loaded
+from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
 from service.http.platforms.addresses import at
-from service.models.catalog import read_catalog
+from service.models.catalog import NAME, ModelEntry, read_catalog
 
 ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 RAW: Final = ("application/x-image", "application/octet-stream", "")
 """Media types with which SageMaker's clients send the bytes of an image."""
+NO_MODEL: Final = (
+    "url names no folder with one model that can be read: a models.toml with one entry, or a "
+    "Hugging Face model with its config.json; the log of the service says what is wrong"
+)
+OUTSIDE: Final = "is outside of the folder from which models are loaded: see GRADCAM_LOAD_FOLDER"
+log = logging.getLogger(__name__)
 
 
 class Invocations:
-    """Middleware that translates requests for an invocation to requests for a model's route."""
+    """Middleware that translates requests for an invocation to requests for a model's route.
 
-    def __init__(self, app: ASGIApp, *, manager: Backend) -> None:
+    Args:
+        several: whether the endpoint has several models, which addresses name.
+    """
+
+    def __init__(self, app: ASGIApp, *, manager: Backend, several: bool) -> None:
         self._app = app
         self._manager = manager
+        self._several = several
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        of_one = path.startswith("/models/") and path.endswith("/invoke")
+        of_one = self._several and path.startswith("/models/") and path.endswith("/invoke")
         if scope["type"] == "http" and (path == "/invocations" or of_one):
             headers = MutableHeaders(raw=list(scope["headers"]))
             said = dict(parse_qsl(headers.get(ATTRIBUTES, ""), keep_blank_values=True))
@@ -65,14 +83,26 @@ class Invocations:
 
 
 class ModelToLoad(BaseModel):
-    model_name: str = Field(min_length=1, max_length=200)
-    url: Path = Field(description="Folder in which SageMaker has unpacked the model.")
+    model_name: str = Field(pattern=rf"^{NAME}$", max_length=200)
+    url: str = Field(
+        min_length=1,
+        max_length=1000,
+        description="Folder in which SageMaker has unpacked the model.",
+    )
+
+
+def has_several_models(settings: Settings) -> bool:
+    """Return whether the service is an endpoint with several models, which SageMaker loads."""
+    return settings.platform == "sagemaker" and settings.starts_empty
 
 
 def make_sagemaker_router(
     *, manager: Backend, administration: AdministrationRoutes, settings: Settings
 ) -> APIRouter:
-    """Make the routes of batch transform and of endpoints with several models."""
+    """Make the routes of batch transform and, if there are several models, those that manage them.
+
+    SageMaker calls these without a key. A service with keys wants one of scope `admin`.
+    """
     router = APIRouter(include_in_schema=False)
     folders: dict[str, str] = {}
 
@@ -85,6 +115,9 @@ def make_sagemaker_router(
             "BatchStrategy": "SINGLE_RECORD",
             "MaxPayloadInMB": megabytes,
         }
+
+    if not has_several_models(settings):
+        return router
 
     def described(name: str) -> Mapping[str, str]:
         manager.replicas(name)  # raises the problem of a model that is not there or not loaded
@@ -103,23 +136,21 @@ def make_sagemaker_router(
     @router.post("/models")
     @needs("admin", without_keys=True)
     async def load_model(request: Request) -> Response:
-        try:
-            model = ModelToLoad.model_validate_json(await request.body())
-        except ValidationError:
-            raise MalformedRequest('the body is not like {"model_name": …, "url": …}') from None
+        model = _model_to_load(await request.body())
         name = model.model_name
-        if name in manager.names:
-            raise Conflict(f"model {name[:80]!r} is loaded already")
+        loaded_already = Conflict(f"model {name[:80]!r} is loaded already")
+        if name in manager.names and not administration.has_failed(name):
+            raise loaded_already
+        read = partial(read_model, model.url, name=name, root=settings.load_folder)
+        entry = await to_thread.run_sync(read)
         try:
-            (entry,) = read_catalog(model.url, name=name)
-        except (ConfigError, ValueError) as error:
-            raise UnknownModel(f"{model.url} holds no single model: {error}"[:390]) from None
-        try:
-            await manager.add(entry)
-        except Conflict as problem:  # SageMaker then unloads another model, and comes back
+            await administration.load(entry)
+        except Conflict as problem:
+            if name in manager.names:  # another request was faster
+                raise loaded_already from None
+            # SageMaker then unloads another model, and comes back.
             raise InsufficientStorage(problem.detail) from None
-        await loaded(manager, name)
-        folders[name] = str(model.url)
+        folders[name] = model.url
         return JSONResponse({"modelName": name})
 
     @router.delete("/models/{name}")
@@ -130,3 +161,82 @@ def make_sagemaker_router(
         return JSONResponse({"modelName": name})
 
     return router
+
+
+def _model_to_load(body: bytes) -> ModelToLoad:
+    if len(body) > MAX_BYTES:
+        raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
+    try:
+        return ModelToLoad.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:
+            raise MalformedRequest('the body is not like {"model_name": …, "url": …}') from None
+        key = first["loc"][0]
+        wanted = WORDS["name"] if key == "model_name" else mistake(first)
+        told = f"is {str(first['input'])[:80]!r}: {wanted}"
+        told = "is required" if first["type"] == "missing" else told
+        raise InvalidParameter(f"{key} {told}", pointer=f"/{key}") from None
+
+
+def read_model(url: str, *, name: str, root: Path) -> ModelEntry:
+    """Return the entry of the one model in a folder, under a new name.
+
+    A caller names the folder, so that nothing in it is trusted: neither it nor a file that it holds
+    or names may lead out of `root`, and it runs no code. No message tells what files there are.
+
+    Args:
+        url: path of the folder, or of its TOML file.
+        root: folder below which it must be.
+
+    Raises:
+        Forbidden: if anything leads out of `root`, or if the source is code.
+        UnknownModel: if there is no such folder, or not one model in it.
+        InvalidParameter: if `url` is not a path.
+    """
+    try:
+        root, place = root.resolve(), Path(url).resolve()
+        if root not in place.parents:
+            raise Forbidden(f"url {OUTSIDE}")
+        for file in [place] if place.is_file() else _contents(place):
+            if root not in file.resolve().parents:
+                raise Forbidden(f"a file of the model {OUTSIDE}")
+            if not file.is_file():  # waiting for the other end of a pipe would take for ever
+                raise UnknownModel(NO_MODEL)
+        (entry,) = read_catalog(place, name=name)
+        _check_names(entry, root)
+    except ConfigError as error:
+        log.warning("model %s: %s", name, error)
+        raise UnknownModel(NO_MODEL) from None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a zero byte, a loop
+        log.warning("model %s: %s", name, error)
+        raise InvalidParameter("url is not the path of a folder", pointer="/url") from None
+    return entry
+
+
+def _contents(folder: Path) -> list[Path]:
+    """Return all files below a folder, and its links, which are not followed."""
+    if not folder.is_dir():
+        raise UnknownModel(NO_MODEL)
+    found = []
+    for place, folders, files in os.walk(folder):
+        found += [Path(place, file) for file in files]
+        found += [path for inner in folders if (path := Path(place, inner)).is_symlink()]
+    return found
+
+
+def _check_names(entry: ModelEntry, root: Path) -> None:
+    """Check that an entry names no code, and no file outside of `root`.
+
+    Raises:
+        Forbidden: if it does.
+    """
+    kind, _, what = entry.source.partition(":")
+    if kind == "factory":
+        raise Forbidden("the source of a model in a folder may not be a factory, which is code")
+    named = (what, entry.weights, entry.labels, entry.audit, entry.reference)
+    for key, value in zip(
+        ("source", "weights", "labels", "audit", "reference"), named, strict=True
+    ):
+        if value is not None and root not in entry.path(value).resolve().parents:
+            raise Forbidden(f"{key} in the model's entry {OUTSIDE}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -275,6 +276,39 @@ def test_a_model_that_cannot_be_built_says_why_and_harms_nobody(
         assert gone(client), traces(client)
         add(client)
         answered(client, 200)
+
+
+def test_a_load_that_is_waited_for_leaves_nothing_if_it_fails(tmp_path: Path) -> None:
+    """`load` of the repository says why itself. `GET` says it after `POST /v1/models`, until the
+    model is deleted; `load` takes its place."""
+    repository = "/v2/repository/models/new/load"
+    entry = {key: value for key, value in NEW.items() if key != "name"}
+    bad = {"parameters": {"config": json.dumps({**entry, "source": f"{HERE}:broken"})}}
+    good = {"parameters": {"config": json.dumps(entry)}}
+    with served(tmp_path, max_models=2) as client:
+        for _ in range(2):
+            failed = client.post(repository, json=bad)
+            assert (failed.status_code, "on fire" in failed.json()["error"]) == (424, True)
+            assert client.get("/v1/models").json() == {"models": ["fragile"]}
+        check(client.get(MODEL), 404, "unknown-model")
+        add(client, source=f"{HERE}:broken")
+        answered(client, 424)
+        check(client.post("/v1/models", json=NEW), 409, "conflict", "DELETE")
+        assert client.post(repository, json=good).status_code == 200
+        assert explain(client).status_code == 200
+
+
+def test_the_reason_of_a_failure_names_no_folder_of_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(b"no tensors")
+    entry = FRAGILE.model_copy(update={"name": "bad", "weights": str(file)})
+    with served(tmp_path) as client:
+        app: Any = client.app
+        assert client.portal
+        client.portal.call(app.state.manager.add, entry.of_file(tmp_path / "models.toml"))
+        failed = answered(client, 424, "/v1/models/bad")
+        check(failed, 424, "model-failed", "key 'weights'", "weights.safetensors")
+        assert str(tmp_path) not in failed.text
 
 
 def test_a_factory_that_would_end_the_process_is_a_mistake_in_its_entry() -> None:

@@ -15,14 +15,12 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.errors import ConfigError, Unexplainable
 from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
 from service.http.platforms.predictor import class_of
-from service.local.app import create_app
 from service.models.catalog import EMBEDDED, read_catalog
 from service.models.store import copied
 from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, running_app
@@ -135,40 +133,6 @@ def test_sagemaker_plans_a_batch_transform(sagemaker: TestClient) -> None:
         "BatchStrategy": "SINGLE_RECORD",
         "MaxPayloadInMB": 10,
     }
-
-
-def test_sagemaker_loads_and_unloads_models(folder: Path, tmp_path: Path) -> None:
-    """The contract of endpoints with several models: 409, 507, 404, and invocations of one."""
-    environment = {"SAGEMAKER_MULTI_MODEL": "true", "GRADCAM_MAX_MODELS": "2"}
-    with TestClient(create_app(read_settings(environment), [])) as client:
-        assert client.get("/ping").status_code == 200
-        assert client.get("/models").json() == {"models": []}
-        one, other, third = (
-            client.post("/models", json={"model_name": name, "url": str(folder)})
-            for name in ("one", "other", "third")
-        )
-        assert (one.status_code, other.status_code, third.status_code) == (200, 200, 507)
-        again = client.post("/models", json={"model_name": "one", "url": str(folder)})
-        assert again.status_code == 409
-        listed = client.get("/models").json()["models"]
-        assert listed == [{"modelName": n, "modelUrl": str(folder)} for n in ("one", "other")]
-        assert client.get("/models/one").json()["modelName"] == "one"
-        headers = {"Content-Type": "application/x-image", "Accept": "image/png"}
-        answer = client.post("/models/one/invoke", content=PHOTO, headers=headers)
-        assert Image.open(BytesIO(answer.content)).size == (8, 8)
-        assert client.delete("/models/one").status_code == 200
-        assert client.get("/models/one").status_code == 404
-        assert client.delete("/models/one").status_code == 404
-        assert client.post("/models/one/invoke", content=PHOTO, headers=headers).status_code == 404
-        unreadable: list[Any] = [
-            {"model_name": "x", "url": str(tmp_path / "no")},
-            {"model_name": "x"},
-            [],
-        ]
-        for body in unreadable:
-            refused = client.post("/models", json=body)
-            assert refused.status_code in (400, 404)
-            assert "Traceback" not in refused.text
 
 
 # Vertex AI
