@@ -98,9 +98,10 @@ class AccessTable:
         return [method for method in ORDER if self.lookup(method, path)]
 
     def is_redirected(self, path: str) -> bool:
-        """Return whether a path that no route answers differs from one in its last slash alone, to
-        which Starlette redirects."""
-        return bool(self.methods(path.rstrip("/") if path.endswith("/") else f"{path}/"))
+        """Return whether no route answers a path, but Starlette redirects it to one that differs
+        in its last slash alone."""
+        other = path.rstrip("/") if path.endswith("/") else f"{path}/"
+        return not self.methods(path) and bool(self.methods(other))
 
     def refusal(self, method: str, path: str) -> Problem:
         """Return the problem of a request that no route answers."""

@@ -140,8 +140,8 @@ class Guard:
         return {**told, "access": access, "place": place}
 
     def let_in_early(self, target: bytes, headers: RawHeaders) -> dict[str, Any] | None:
-        """Let in a request for work on a model as soon as its head is here, before the app hears of
-        it; a refusal under overload then costs little. None if the app has to decide.
+        """Let in a POST request for work on a model as soon as its head is here, before the app
+        hears of it; a refusal under overload then costs little. None if the app has to decide.
 
         Raises:
             QueueFull: if there is no place.

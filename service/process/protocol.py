@@ -46,8 +46,8 @@ class ConnectionLimits:
             body ends the connection.
         refused: is called with the reason of each refusal.
         counts: counts the connections of the whole service.
-        enter: `service.http.guard.Guard.let_in_early`. It is called before any other work, so that
-            a refusal under overload costs little.
+        enter: `service.http.guard.Guard.let_in_early`. It is called with each POST before any other
+            work, so that a refusal under overload costs little.
     """
 
     receive_seconds: float
@@ -142,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             raise ValueError("too many requests wait")
         self._in_body = True
-        room = not self.flow.write_paused and self.parser.get_method() != b"HEAD"
+        room = not self.flow.write_paused and self.parser.get_method() == b"POST"
         self._place = None
         if self._idle and room:
             try:

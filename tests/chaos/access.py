@@ -14,45 +14,88 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from service.core.settings import read_settings
+from service.http.access import flat
+from service.http.page import PATHS
 from service.limits.keys import new_key
+from service.local.app import create_app
 from tests.chaos.finding import Finding
 from tests.chaos.sockets import metric
-from tests.chaos.stage import ROOT, Client, photo, staged
+from tests.chaos.stage import ROOT, Client, staged
 
-HEALTH = {"/healthz", "/readyz"}
+OPEN = {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", *PATHS}
+ASKED = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
 ACCEPTED = ["2xx", "304", "400", "403", "404", "406", "409", "413", "415", "422", "429"]
 REFUSED = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "429", "431"]
 
 
 async def keyless(scale: float) -> list[Finding]:
-    """Every route of the contract, and those beside it, without a key and with a wrong one."""
-    document = json.loads((ROOT / "openapi" / "openapi.json").read_text())
-    routes = [
-        (method.upper(), path.replace("{model}", "calm"))
-        for path, item in document["paths"].items()
-        for method in item
-    ]
-    routes += [("GET", path) for path in ("/docs", "/openapi.json", "/nowhere", "/v1/models/no")]
+    """Every address and method, those that no route answers too, with every kind of credential.
+
+    What must be refused is asked of a running service. Its routes are those of the table by which
+    the guard decides, but what they must need is said here again.
+    """
+    made = {scope: new_key(scope, [scope], None) for scope in ("explain", "admin")}
+    secrets = {scope: secret for scope, (secret, _) in made.items()}
+    both, entry = new_key("both", ["explain", "admin"], None)
+    credentials = {
+        "": set[str](),
+        "Authorization: Bearer gradcam_wrong\r\n": set[str](),
+        "X-API-Key: wrong\r\n": set[str](),
+        f"X-API-Key: {secrets['explain']}\r\n": {"read", "explain"},
+        f"Authorization: Bearer {secrets['admin']}\r\n": {"read", "admin"},
+        f"X-API-Key: {both}\r\n": {"read", "explain", "admin"},
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "keys.toml")
-        file.write_text(new_key("app", ["explain"], None)[1])
-        with staged("calm", keys=str(file)) as stage:
+        file.write_text("\n".join([entry, *(entry for _, entry in made.values())]))
+        app = create_app(read_settings({"GRADCAM_PLATFORM": "sagemaker"}), [])
+        answered = {
+            (method, path)
+            for route in flat(app.routes)
+            for method in getattr(route, "methods", None) or {"GET"}
+            for path in [re.sub(r"{\w+}", "x", getattr(route, "path_format", ""))]
+        }
+        paths = {path for _, path in answered} | {"/nowhere", "/v1/models/x/explain", "/studio/x"}
+        pairs = [(method, path) for path in sorted(paths) for method in ASKED]
+        with staged("calm", platform="sagemaker", host="127.0.0.1", keys=str(file)) as stage:
             found: Counter[str] = Counter()
-            for headers in ("", "Authorization: Bearer gradcam_wrong\r\n", "X-API-Key: wrong\r\n"):
+            for headers, scopes in credentials.items():
                 async with Client(stage.port, headers) as client:
-                    for method, path in routes:
-                        status = (await client.ask(method, path, photo(0))).status
-                        right = status == (200 if path in (*HEALTH, "/") else 401)
+                    for method, path in pairs:
+                        there = (method, path) in answered
+                        needed = _needed(method, path) if there else "read"
+                        status = (await client.ask(method, path, b"x", "text/plain")).status
+                        if needed == "open":
+                            right = status == 200
+                        elif not scopes:
+                            right = status == 401
+                        elif needed not in scopes:
+                            right = status == 403
+                        elif not there:
+                            right = status in (307, 404, 405)
+                        else:
+                            right = status < 500 and status not in (401, 403, 405)
                         found["right" if right else f"{method} {path}: {status}"] += 1
     wrong = ", ".join(each for each in found if each != "right")
     return [
         Finding(
-            f"{len(routes)} routes without a key, and with two wrong ones",
-            "401, except health and the page",
-            f"{found['right']} of {found.total()} so{'; ' + wrong if wrong else ''}",
+            f"{len(pairs)} addresses and methods × {len(credentials)} credentials",
+            "401 without a key, except health and the page; 403 beyond a scope; else 404 and 405",
+            f"{found['right']:,} of {found.total():,} so{'; ' + wrong if wrong else ''}",
             not wrong,
         )
     ]
+
+
+def _needed(method: str, path: str) -> str:
+    """Return the scope that an address must need, without a look at what its route declares."""
+    if path in OPEN:
+        return "open"
+    if method == "GET" or path == "/v2/repository/index":
+        return "read"
+    changes = path in ("/models", "/v1/models") or path.startswith("/v2/repository/models/")
+    return "admin" if changes or (method == "DELETE" and "jobs" not in path) else "explain"
 
 
 async def invented(scale: float) -> list[Finding]:

@@ -190,6 +190,8 @@ def test_what_is_not_there_is_said_to_every_key_and_to_nobody_else(
         ("DELETE", "/v1/models/fragile:explain", "POST"),
         ("PUT", "/v1/models", "GET, HEAD, POST"),
         ("POST", "/v1/models/fragile", "GET, HEAD, DELETE"),
+        ("PUT", "/v1/jobs/x/results", "GET, HEAD"),
+        ("POST", "/static-offline-docs/x", "GET, HEAD"),
     ):
         wrong = guarded.request(method, path, headers=key)
         check(wrong, 405, "method-not-allowed", f"does not answer {method}, only {allowed}")

@@ -13,7 +13,7 @@ from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
-FULL = b"GET /length HTTP/1.1\r\nHost: x\r\n\r\n"
+FULL = b"POST /length HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize("length", [0, 1, 50_000, 99_000])
@@ -82,7 +82,7 @@ async def test_its_body_is_cut_off_where_it_has_no_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [FULL[:-2] + b"Connection: close\r\n\r\n", b"GET /length HTTP/1.0\r\n\r\n"]
+    "request_", [FULL[:-2] + b"Connection: close\r\n\r\n", b"POST /length HTTP/1.0\r\n\r\n"]
 )
 async def test_one_who_wants_no_more_is_hung_up_on(request_: bytes) -> None:
     async with serving() as house:
@@ -110,7 +110,7 @@ async def test_one_that_asks_for_a_head_gets_no_body() -> None:
     async with serving() as house:
         house.full = True
         caller = await house.caller()
-        await caller.say(FULL.replace(b"GET", b"HEAD"))
+        await caller.say(FULL.replace(b"POST", b"HEAD"))
         await asyncio.sleep(SHORT / 4)
         head, _, rest = (await caller.hear()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 ")
@@ -154,3 +154,14 @@ async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory(
         assert house.refusals == ["answer not read"]
         # Nobody reads, so the buffer is largest when the connection ends.
         assert 0 < house.unsent < 1_000_000
+
+
+@pytest.mark.parametrize("method", [b"GET", b"PUT", b"DELETE"])
+async def test_another_method_is_left_to_the_app(method: bytes) -> None:
+    """It knows which scope such a request needs, or that nothing answers it."""
+    async with serving() as house:
+        house.full = True
+        caller = await house.caller()
+        await caller.say(FULL.replace(b"POST", method))
+        assert (await caller.answer())[0].startswith(b"HTTP/1.1 200")
+        assert (house.asked, house.handed) == (["/length"], [None])
