@@ -14,9 +14,10 @@ from pydantic_core import from_json
 
 from service.core.errors import BodyTooLarge, MalformedRequest
 
-MOST_ELEMENTS: Final = 50_000
+MOST_ELEMENTS: Final = 100_000
 """Maximum count of commas and opening brackets in one text. Images and arrays are texts in base64
-there, so that a request of a thousand images has some ten thousand."""
+there, so that a request of a thousand images has some ten thousand, and a job of 30,000 addresses
+of images 100,000."""
 Schema = TypeVar("Schema", bound=BaseModel)
 
 

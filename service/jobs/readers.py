@@ -7,7 +7,7 @@ limited.
 
 from __future__ import annotations
 
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Protocol
 
 from pydantic import ValidationError
 
@@ -18,10 +18,6 @@ from service.jobs.manifest import JobInstance, JobRequest, manifest_problem
 from service.jobs.unpack import collect_tar, collect_zip
 from service.pipeline.multipart import FormParser
 from service.pipeline.parameters import Parameters
-
-MOST_ELEMENTS: Final = 100_000
-"""Maximum number of elements of a job in JSON: some 30,000 images by their addresses. NDJSON has no
-such limit."""
 
 
 class Reader(Protocol):
@@ -71,7 +67,7 @@ class JsonReader:
 
     def end(self) -> None:
         try:
-            sent = validate_json(JobRequest, bytes(self._body), most=MOST_ELEMENTS, strict=True)
+            sent = validate_json(JobRequest, bytes(self._body), strict=True)
         except ValidationError as error:
             raise manifest_problem(error) from None
         self._body.clear()

@@ -34,6 +34,7 @@ from service.core.errors import (
     MalformedRequest,
     UnknownModel,
 )
+from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
 from service.core.settings import Settings
 from service.http.access import needs
@@ -167,7 +168,7 @@ def _model_to_load(body: bytes) -> ModelToLoad:
     if len(body) > MAX_BYTES:
         raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
     try:
-        return ModelToLoad.model_validate_json(body)
+        return validate_json(ModelToLoad, body)
     except ValidationError as error:
         first = error.errors()[0]
         if not first["loc"]:
