@@ -58,6 +58,8 @@ class _Entry(Generic[Item, Result]):
     item: Item
     future: asyncio.Future[Outcome[Result]]
     submitted: float
+    begun: float
+    """Time at which the first step of the item's work was submitted."""
 
 
 class Batcher(Generic[Item, Result]):
@@ -72,7 +74,9 @@ class Batcher(Generic[Item, Result]):
             number of their items, so that cheap items do not wait for all the expensive items
             that were queued before them.
         priority: returns an item's priority. Background items run when no interactive items wait,
-            and else in one batch every `PATIENCE_SECONDS`. For `COMPANY_SECONDS` after an
+            and else in one batch every `PATIENCE_SECONDS`. Those whose work began first go first, so
+            that work of many steps ends one after the other: what a process has half done when it is
+            killed is lost. For `COMPANY_SECONDS` after an
             interactive item, background batches are small enough to take about
             `COURTESY_SECONDS`.
         max_batch: largest number of items in a batch; `interactive_batch` may set a smaller one for
@@ -171,13 +175,15 @@ class Batcher(Generic[Item, Result]):
         """Number of items that wait or run."""
         return len(self) + self._running
 
-    def submit(self, item: Item, *, admitted: bool = False) -> asyncio.Future[Outcome[Result]]:
+    def submit(
+        self, item: Item, *, begun: float | None = None
+    ) -> asyncio.Future[Outcome[Result]]:
         """Queue an item at once. Await the returned future for its outcome; cancel the future to
         withdraw the item.
 
         Args:
-            admitted: whether the item continues work that was admitted before. Such an item is
-                queued even if the queue is full.
+            begun: time of `time.perf_counter` at which the work began that the item continues, or
+                None. An item that continues work is queued even if the queue is full.
 
         Raises:
             Full: if the queue is full.
@@ -187,11 +193,11 @@ class Batcher(Generic[Item, Result]):
             raise BatcherClosed("the batcher is closed")
         if len(self._queue) >= self._max_queue:
             self._queue = deque(e for e in self._queue if not e.future.cancelled())
-        if len(self._queue) >= self._max_queue and not admitted:
+        if len(self._queue) >= self._max_queue and begun is None:
             raise BatcherFull(f"{len(self._queue)} items are waiting")
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         now = perf_counter()
-        self._queue.append(_Entry(item, future, now))
+        self._queue.append(_Entry(item, future, now, now if begun is None else begun))
         if self._priority(item) == "interactive":
             self._last_other = now
         self._wake.set()
@@ -205,6 +211,8 @@ class Batcher(Generic[Item, Result]):
                         await self._process(batch)
                     finally:  # if the worker is cancelled, no item is left without a result
                         self._end(batch)
+                    if self._priority(batch[0].item) == "background":
+                        await asyncio.sleep(0)  # its caller submits the next step, which goes first
                 elif self._closing:
                     return
                 else:
@@ -235,7 +243,8 @@ class Batcher(Generic[Item, Result]):
             (background if is_other else interactive).append(entry)
         candidates, most = interactive, self.interactive_batch
         if background and (not interactive or self._is_starved(background[0], now)):
-            candidates, most = background, self._courteous
+            candidates = sorted(background, key=lambda entry: entry.begun)
+            most = self._courteous
             self._last_background = now
         elif self._stands(now):
             candidates.reverse()

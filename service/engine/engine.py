@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Final, cast
 
 import numpy as np
@@ -447,20 +447,21 @@ class Engine:
 
     async def _finished(self, item: _Item, progress: Listener | None) -> Outcome[object]:
         """Run all steps of an item, and return the last outcome with the times of all steps."""
-        queued, ran, admitted = 0.0, 0.0, False
+        queued, ran, begun = 0.0, 0.0, None
         while True:
             # Other items run between two steps, and cancelling the caller ends the work.
-            outcome = await self._submit(item, admitted=admitted)
-            admitted = True
+            now = perf_counter()
+            outcome = await self._submit(item, begun=begun)
+            begun = now if begun is None else begun
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
             if not isinstance(outcome.value, Progress):
                 return replace(outcome, queued_seconds=queued, run_seconds=ran)
             if progress:
                 progress(outcome.value)
 
-    async def _submit(self, item: _Item, *, admitted: bool = False) -> Outcome[object]:
+    async def _submit(self, item: _Item, *, begun: float | None = None) -> Outcome[object]:
         try:
-            return await self.batcher.submit(item, admitted=admitted)
+            return await self.batcher.submit(item, begun=begun)
         except BatcherFull as error:
             self._metrics.rejected.labels(reason="queue full").inc()
             raise QueueFull(

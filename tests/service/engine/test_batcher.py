@@ -232,7 +232,7 @@ async def test_work_that_was_let_in_is_not_refused_half_way() -> None:
         queued = batcher.submit(1)
         with pytest.raises(BatcherFull):
             batcher.submit(2)
-        further = batcher.submit(3, admitted=True)
+        further = batcher.submit(3, begun=0.0)
         run.gate.set()
         assert [(await each).value for each in (queued, further)] == [2, 6]
         await running

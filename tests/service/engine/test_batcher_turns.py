@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from time import perf_counter
 
 import pytest
 
@@ -200,3 +201,36 @@ async def test_a_thread_that_hangs_is_seen_after_patience_with_leaving_has_ended
 
 def hanging(name: str) -> bool:
     return any(thread.name.startswith(name) for thread in threading.enumerate())
+
+
+async def test_background_work_of_many_steps_ends_one_after_the_other() -> None:
+    """What is half done when a process is killed is lost."""
+    run = Doubler()
+    ended: list[int] = []
+
+    async def work(item: int) -> None:
+        begun = perf_counter()
+        await batcher.submit(item)
+        for _ in range(3):
+            await batcher.submit(item, begun=begun)
+        ended.append(item)
+
+    async with Batcher(
+        run, key=lambda item: item, priority=lambda item: "background", max_batch=1, max_queue=8
+    ) as batcher:
+        await asyncio.gather(work(1), work(2), work(3))
+    assert run.batches == [[1]] * 4 + [[2]] * 4 + [[3]] * 4
+    assert ended == [1, 2, 3]
+
+
+async def test_interactive_work_of_many_steps_takes_turns() -> None:
+    run = Doubler()
+
+    async def work(item: int) -> None:
+        begun = perf_counter()
+        await batcher.submit(item)
+        await batcher.submit(item, begun=begun)
+
+    async with Batcher(run, key=lambda item: item, max_batch=1, max_queue=8) as batcher:
+        await asyncio.gather(work(1), work(2), work(3))
+    assert run.batches == [[1], [2], [3]] * 2
