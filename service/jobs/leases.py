@@ -10,7 +10,8 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, or_, select, true, update
@@ -63,13 +64,16 @@ class Store:
         models: Sequence[tuple[str, str]],
         most: int,
         most_measured: int | None = None,
+        places: Callable[[Leased], int] = lambda leased: 1,
     ) -> list[Leased]:
-        """Lease up to `most` items of the job that has waited longest for its turn.
+        """Lease items of the job that has waited longest for its turn: as many as fit into `most`
+        places, and at least one.
 
         Args:
             models: names and fingerprints of the models that are ready.
             most_measured: largest number of items if the job is an audit, which is passed over at
                 0; None for `most`.
+            places: returns the number of places that an item takes.
 
         Raises:
             InsufficientStorage: if there is no room for results.
@@ -90,11 +94,15 @@ class Store:
                 .with_for_update(skip_locked=True)
             ).all()
             alone = bool(rows) and rows[0].attempts >= SUSPICIOUS
-            taken = rows[:1] if alone else [row for row in rows if row.attempts < SUSPICIOUS]
+            usual = rows[:1] if alone else [row for row in rows if row.attempts < SUSPICIOUS]
+            leased = [_leased(job, row, alone=alone) for row in usual]
+            ends = accumulate(map(places, leased))
+            taken = [item for item, end in zip(leased, ends, strict=True) if end <= most]
+            taken = taken or leased[:1]
             if taken:
                 connection.execute(
                     update(items)
-                    .where(items.c.job == job.id, items.c.number.in_(row.number for row in taken))
+                    .where(items.c.job == job.id, items.c.number.in_(item.number for item in taken))
                     .values(state=LEASED, runner=runner)
                 )
             turn = connection.execute(select(func.max(jobs.c.turn))).scalar_one() + 1
@@ -104,7 +112,7 @@ class Store:
                 .where(jobs.c.id == job.id)
                 .values(state=RUNNING, turn=turn, started=started)
             )
-        return [_leased(job, row, alone=alone) for row in taken]
+        return taken
 
     def source(self, job: str, number: int) -> Source:
         """Return where the image of an item is.

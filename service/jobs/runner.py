@@ -24,6 +24,7 @@ from service.jobs.job_files import Folder
 from service.jobs.leases import Store
 from service.jobs.records import Kind, Leased
 from service.limits.admission import Admission
+from service.pipeline.resolve import takes_many_passes
 
 LEASE_ITEMS: Final = 16
 LOOK_SECONDS: Final = 1.0
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AT_ONCE: Final = 32
 """Largest number of items of each model at once: enough for full batches while other items are
-decoded and drawn. The limit is per model, so that no model waits for a slow one."""
+decoded and drawn. The limit is per model, so that no model waits for a slow one. An item of many
+passes counts as several: see `Runner`."""
 MEASURED_AT_ONCE: Final = 4
 """Largest number of photos of audits at once, of all models. Each takes thousands of passes, and a
 photo that is not finished starts anew after a restart."""
@@ -54,6 +56,10 @@ class Runner:
     """Processes the items of jobs.
 
     Use with `async with`: leaving it withdraws the items in progress, which are started anew later.
+
+    Items that need many passes gain nothing from being processed together, and all that are in
+    progress when the process is killed start anew. So each takes as many of the `AT_ONCE` places as
+    leave room for two of them for each copy of the model: one is computed, and the next is decoded.
 
     Args:
         admission: counts the interactive requests, which take precedence over jobs.
@@ -152,7 +158,7 @@ class Runner:
                     continue
                 if self._in_flight.has(item):  # this runner was considered dead but still has it
                     continue
-                self._in_flight.begin(item)
+                self._in_flight.begin(item, self._places(item))
                 yield item
                 if item.alone:
                     await self._in_flight.until_none()
@@ -172,7 +178,9 @@ class Runner:
             try:
                 photos = self._in_flight.room_for_audits
                 leased = await self._run(
-                    lambda: self._store.lease(self.name, models, LEASE_ITEMS, photos)
+                    lambda: self._store.lease(
+                        self.name, models, LEASE_ITEMS, photos, self._places
+                    )
                 )
                 if not leased:
                     self.stalled = None
@@ -183,6 +191,15 @@ class Runner:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
         return leased
+
+    def _places(self, item: Leased) -> int:
+        """Return how many of the model's `AT_ONCE` places an item takes."""
+        try:
+            replicas = self._manager.replicas(item.model)
+        except Problem:
+            return 1  # the item is withdrawn at once
+        many = item.kind == "explain" and takes_many_passes(replicas.model, item.parameters)
+        return max(LEASE_ITEMS // replicas.copies, 1) if many else 1
 
     async def _let_go(self) -> None:
         """Release the items that the store has leased to this runner but that it is not
@@ -222,8 +239,9 @@ class Runner:
             self._stall(problem)
             await self._release(item)
         finally:
+            before = self._in_flight.room(item.model)
             self._in_flight.end(item)
-            if item.kind == "audit" or self._in_flight.room(item.model) == LEASE_ITEMS:
+            if item.kind == "audit" or before < LEASE_ITEMS <= self._in_flight.room(item.model):
                 self.wake()  # there was not enough room for a lease before
 
     async def _answered(self, item: Leased) -> bytes | Problem:
@@ -276,6 +294,7 @@ class Runner:
 class ItemInFlight:
     model: str
     kind: Kind
+    places: int
     task: asyncio.Task[bytes | Problem] | None = None
     """The task that computes the answer, once it is started."""
 
@@ -286,8 +305,8 @@ class InFlight:
         self._none = asyncio.Event()
         self._none.set()
 
-    def begin(self, item: Leased) -> None:
-        self._items[item.job, item.number] = ItemInFlight(item.model, item.kind)
+    def begin(self, item: Leased, places: int) -> None:
+        self._items[item.job, item.number] = ItemInFlight(item.model, item.kind, places)
         self._none.clear()
 
     def answer(self, item: Leased, task: asyncio.Task[bytes | Problem]) -> None:
@@ -307,10 +326,10 @@ class InFlight:
         return (item.job, item.number) in self._items
 
     def room(self, model: str) -> int:
-        """Return how many more images of a model may be explained at once. Photos of audits do not
+        """Return how many of a model's places are free. Photos of audits do not
         count, so that a long audit leaves other jobs their room."""
         explained = [item for item in self._items.values() if item.kind == "explain"]
-        return AT_ONCE - sum(item.model == model for item in explained)
+        return AT_ONCE - sum(item.places for item in explained if item.model == model)
 
     @property
     def room_for_audits(self) -> int:

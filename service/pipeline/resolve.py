@@ -21,6 +21,7 @@ from service.core.errors import (
     ClassOutOfRange,
     InvalidParameter,
     InvalidTarget,
+    Problem,
     UnknownLayer,
     UnknownMethod,
     UnsuitedMethod,
@@ -72,6 +73,16 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
             f"{MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
+
+
+def takes_many_passes(model: ModelInfo, parameters: Parameters) -> bool:
+    """Return whether an image needs many passes that it shares with no other image, for its maps or
+    for their scores."""
+    try:
+        questions = questions_of(model, parameters)
+    except Problem:
+        return False  # it fails at once
+    return bool(parameters.evaluate) or any(question.in_steps for question in questions)
 
 
 def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:

@@ -39,6 +39,7 @@ ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
     "drained": kills.drained,
     "jobs-killed": jobs.killed,
     "jobs-arriving": arrivals.arriving,
+    "jobs-preempted": jobs.preempted,
     "jobs-deadly": jobs.deadly,
     "jobs-corrupt": corrupt_jobs.corrupt,
     "leaks": leaks.leaks,

@@ -13,7 +13,7 @@ DAZED_SECONDS = 0.1
 PAGE = 500
 
 
-async def bring(client: Client, body: bytes, key: str) -> tuple[str, int]:
+async def bring(client: Client, body: bytes, key: str, query: str = "") -> tuple[str, int]:
     """The job's address, and how often it was sent: it is sent again, under the same key, until it
     is accepted."""
     client.headers = f"Idempotency-Key: {key}\r\n"
@@ -22,7 +22,7 @@ async def bring(client: Client, body: bytes, key: str) -> tuple[str, int]:
         while True:
             tries += 1
             try:
-                reply = await client.ask("POST", "/v1/jobs", body, kind="application/zip")
+                reply = await client.ask("POST", f"/v1/jobs{query}", body, kind="application/zip")
             except (NoReply, ConnectionRefusedError):
                 await asyncio.sleep(DAZED_SECONDS)
                 continue

@@ -10,6 +10,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from service.jobs.leases import HOPELESS
 from tests.chaos.bringing import ask, bring, lines_of, told, until_done
 from tests.chaos.crops import Crops, crops
 from tests.chaos.finding import Finding
-from tests.chaos.remains import remains
+from tests.chaos.remains import most_attempts, remains
 from tests.chaos.stage import Client, Stage, photo, plain, staged, until_ready
 
 EMBEDDED = """
@@ -34,6 +35,17 @@ source = "factory:tests.service.factories:lethal"
 weights = "none"
 input_size = 8
 """
+LEISURELY = """
+name = "leisurely"
+source = "factory:tests.chaos.models:slow"
+weights = "none"
+input_size = 8
+max_batch = 1
+"""
+"""A pass takes a tenth of a second."""
+MANY_PASSES = "?method=scorecam&budget=8"
+PREEMPTED = 100
+LIFE_SECONDS, SHORT_LIFE_SECONDS = 20, 4
 COUNT = 1000
 KILLS = 200
 SUPERVISORS = 20
@@ -200,6 +212,42 @@ async def _account(attack: Attack, client: Client) -> None:
     attack.listed = len((await ask(client, "/v1/jobs?limit=200")).json()["jobs"])
     for job in attack.jobs:
         attack.lines.append(await lines_of(client, job))
+
+
+async def preempted(scale: float) -> list[Finding]:
+    """The whole service ends again and again, as that of a preempted pod, while each photo of a job
+    takes a second."""
+    count = max(int(PREEMPTED * scale), 8)
+    life = LIFE_SECONDS if scale >= 1 else SHORT_LIFE_SECONDS
+    body = Crops({str(number): photo(number) for number in range(count)}, {}).packed()
+    job, done, with_rest, document = "", [0], True, dict[str, Any]()
+    with tempfile.TemporaryDirectory() as folder:
+        while done[-1] < count and len(done) <= count:
+            with staged(LEISURELY, jobs=folder) as stage:  # which ends with SIGKILL
+                async with Client(stage.port) as client:
+                    job = job or (await bring(client, body, "preempted", MANY_PASSES))[0]
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(until_done(client, job), life)
+                    document = (await ask(client, job)).json()
+                    done.append(document["counts"]["done"])
+                    if 0 < done[-1] < count:
+                        with_rest = with_rest and document.get("eta_seconds", 0) > 0
+        attempts = most_attempts(Path(folder))
+    counts, each = document["counts"], [now - before for before, now in pairwise(done)]
+    return [
+        Finding(
+            f"a job of {count} photos of many passes, and SIGKILL of all processes every {life} s",
+            "done at the end; some photos done in each life, and `eta_seconds` from the first; "
+            "none given up",
+            f"{counts['done']} done, {counts['failed']} failed, by life: "
+            f"{', '.join(map(str, each))}; most deaths of an item: {attempts} of {HOPELESS}",
+            counts == {"total": count, "done": count, "failed": 0, "left": 0}
+            and len(each) > 1
+            and min(each) > 0
+            and with_rest
+            and attempts < HOPELESS,
+        )
+    ]
 
 
 async def deadly(scale: float) -> list[Finding]:

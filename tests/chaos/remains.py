@@ -47,6 +47,13 @@ def remains(folder: Path, images: Crops, *, jobs: int, results: int) -> dict[str
     }
 
 
+def most_attempts(folder: Path) -> int:
+    """The deaths of the item with the most of them."""
+    with closing(sqlite3.connect(folder / FILE)) as connection:
+        most: int = connection.execute("SELECT max(attempts) FROM items").fetchone()[0]
+    return most
+
+
 def _readable(folder: Path, images: Crops, job: str, name: str, source: str) -> bool:
     offset, size = json.loads(source)["blob"]
     with (folder / "blobs" / job).open("rb") as blob:
