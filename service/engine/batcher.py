@@ -74,11 +74,10 @@ class Batcher(Generic[Item, Result]):
             number of their items, so that cheap items do not wait for all the expensive items
             that were queued before them.
         priority: returns an item's priority. Background items run when no interactive items wait,
-            and else in one batch every `PATIENCE_SECONDS`. Those whose work began first go first, so
-            that work of many steps ends one after the other: what a process has half done when it is
-            killed is lost. For `COMPANY_SECONDS` after an
-            interactive item, background batches are small enough to take about
-            `COURTESY_SECONDS`.
+            and else in one batch every `PATIENCE_SECONDS`. The item whose work began first goes
+            first, so that work of many steps ends one after the other: unfinished work is lost
+            when the process is killed. For `COMPANY_SECONDS` after an interactive item, background
+            batches are small enough to take about `COURTESY_SECONDS`.
         max_batch: largest number of items in a batch; `interactive_batch` may set a smaller one for
             interactive items.
         max_queue: largest number of waiting items.
@@ -175,9 +174,7 @@ class Batcher(Generic[Item, Result]):
         """Number of items that wait or run."""
         return len(self) + self._running
 
-    def submit(
-        self, item: Item, *, begun: float | None = None
-    ) -> asyncio.Future[Outcome[Result]]:
+    def submit(self, item: Item, *, begun: float | None = None) -> asyncio.Future[Outcome[Result]]:
         """Queue an item at once. Await the returned future for its outcome; cancel the future to
         withdraw the item.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, TypeVar
 
 from fastapi import APIRouter
@@ -31,14 +31,16 @@ from service.http.middleware import CLIENT_LEFT
 from service.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.jobs.export import parquet, zipped
 from service.jobs.host import Jobs, JobService
-from service.jobs.records import Job, Kind, storable
+from service.jobs.records import Finished, Job, Kind, storable
 from service.jobs.results import line_of, picture_of_line
 from service.pipeline.rendering import EXTENSIONS
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 CSV = "text/csv"
 PAGE = 100
-"""Number of result lines that are read at a time."""
+"""Largest number of result lines that are read at a time."""
+PIECE_BYTES = 1_000_000
+"""Size from which on the lines that were read are sent before more are read."""
 LOOK_SECONDS = 0.5
 QUIET_SECONDS = 10.0
 """Time after which an idle event stream sends a comment, so that no proxy closes it as dead."""
@@ -376,23 +378,33 @@ async def _must_have_ended(place: JobService, job: Job) -> None:
 
 
 async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
-    """Yield the job's results from `after` to `last`, as pages of JSON lines.
+    """Yield the job's results from `after` to `last`, as JSON lines in pieces. A piece has at least
+    one line and ends with the line that makes it longer than `PIECE_BYTES`.
 
     Raises:
         UnknownJob: if the job was removed meanwhile. An answer that merely ended would look whole.
     """
     while after < last:
         start, count = after, min(PAGE, last - after)
-        page = await place.pool.run(lambda: _page(place, job, start, count))  # noqa: B023
+        found = await place.pool.run(lambda: place.result_store.results(job, start, count))  # noqa: B023
+        if len(found) < count:
+            raise UnknownJob(f"job {job.id} was removed while its results were read")
         after += count
-        yield page
+        while found:
+            piece, found = await place.pool.run(lambda: _piece(place, job, found))  # noqa: B023
+            yield piece
 
 
-def _page(place: JobService, job: Job, after: int, count: int) -> bytes:
-    results = place.result_store.results(job, after, count)
-    if len(results) < count:
-        raise UnknownJob(f"job {job.id} was removed while its results were read")
-    return b"".join(line_of(place.folder, job, result) + b"\n" for result in results)
+def _piece(
+    place: JobService, job: Job, found: Sequence[Finished]
+) -> tuple[bytes, Sequence[Finished]]:
+    """Return the lines of the first results, and the results that are left."""
+    lines: list[bytes] = []
+    size = 0
+    while len(lines) < len(found) and size < PIECE_BYTES:
+        lines.append(line_of(place.folder, job, found[len(lines)]) + b"\n")
+        size += len(lines[-1])
+    return b"".join(lines), found[len(lines) :]
 
 
 def _event(name: str, data: bytes) -> bytes:

@@ -3,35 +3,82 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, func, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
 
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable, one_line
+from service.core.files import share
 from service.jobs.database_tables import VERSION, jobs, meta, metadata
+from service.jobs.errors import FULL_SECONDS, FolderAway, disk_full, unwritable
+from service.jobs.reserve import Reserve
 
 FILE: Final = "jobs.sqlite"
 BUSY_SECONDS: Final = 5
 AGAIN_SECONDS: Final = 0.01
 DATABASE_SECONDS: Final = 5
-FULL_SECONDS: Final = 60
-"""Seconds after which a client may retry if the disk is full."""
 MAKING: Final = 7_163_921_044
 """Key of the PostgreSQL advisory lock that is held while the tables are created."""
 UNUSABLE: Final = ("unable to open database file", "readonly database")
 FULL: Final = ("disk is full", "No space left", "disk I/O error", "could not extend file")
 """Parts of the messages by which databases report a full disk. SQLite reports some cases as an I/O
 error."""
+DAMAGED: Final = ("malformed", "not a database")
+"""Parts of the messages by which SQLite reports a file that it cannot read."""
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class HasDatabase(Protocol):
+    """What reads and writes the database."""
+
+    @property
+    def _database(self) -> Database: ...
+
+
+Owner = TypeVar("Owner", bound=HasDatabase)
+
+
+def freeing(
+    method: Callable[Concatenate[Owner, Parameters], Result],
+) -> Callable[Concatenate[Owner, Parameters], Result]:
+    """Let a method that removes or gives back something succeed on a full disk: if there is no room
+    for what SQLite writes down before, the method is tried again with the room of the reserve."""
+
+    @wraps(method)
+    def tried(self: Owner, /, *args: Parameters.args, **named: Parameters.kwargs) -> Result:
+        try:
+            return method(self, *args, **named)
+        except InsufficientStorage:
+            self._database.spend_reserve()
+            return method(self, *args, **named)
+
+    return tried
 
 
 class Database:
     """The connection to the database. Use with `with`: leaving it closes every connection.
+
+    Beside an SQLite database there is a `Reserve`, so that jobs can be removed when the disk is
+    full: see `freeing`.
 
     Args:
         url: address of the database in SQLAlchemy's form; None for SQLite in `folder`.
@@ -39,30 +86,31 @@ class Database:
     Raises:
         ConfigError: on entering, if the database cannot be used, or has tables of another version.
         InsufficientStorage: on entering, if the disk is full.
+        FolderAway: on entering, if the file of an SQLite database cannot be written.
         Unavailable: on entering, if the database cannot be reached now.
     """
 
     def __init__(self, folder: Path, url: str | None) -> None:
+        self._file = None if url else folder / FILE
         self._url = url or f"sqlite:///{folder / FILE}"
         self._engine: Engine | None = None
+        self._reserve = None if url else Reserve(folder / f"{FILE}.reserve")
 
     def __enter__(self) -> Database:
         try:
             self._engine = _engine(self._url)
-            with self.write() as connection:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(select(func.pg_advisory_xact_lock(MAKING)))
-                metadata.create_all(connection)
-                self._check(connection)
-        except (SQLAlchemyError, ImportError, Unavailable) as error:
+            if self._file is not None:
+                _make(self._file)
+            try:
+                self._open()
+            except InsufficientStorage:  # jobs are also opened to remove some
+                self.spend_reserve()
+                self._open()
+        except (SQLAlchemyError, ImportError) as error:
+            name = self.name
             self.__exit__()
-            if isinstance(error, Unavailable) and not any(
-                words in error.detail for words in UNUSABLE
-            ):
-                raise
-            raise ConfigError(
-                f"the database of jobs, {self.name}, cannot be used: {one_line(error)}"
-            ) from None
+            said = one_line(getattr(error, "orig", None) or error)
+            raise ConfigError(f"the database of jobs, {name}, cannot be used: {said}") from None
         except BaseException:
             self.__exit__()
             raise
@@ -75,7 +123,9 @@ class Database:
 
     @property
     def name(self) -> str:
-        """Address of the database without its password."""
+        """Name of the file in the folder of jobs, or address without its password."""
+        if self._file is not None:
+            return self._file.name
         return str(self._engine.url) if self._engine is not None else self._url.split("://")[0]
 
     @contextmanager
@@ -103,6 +153,35 @@ class Database:
         with _as_problems(), writes.begin() as connection:
             yield connection
 
+    def require_room(self) -> None:
+        """Check that the reserve is there, before a job grows.
+
+        Raises:
+            InsufficientStorage: if it was spent, and there is no room for it yet.
+        """
+        if not self.has_reserve:
+            raise disk_full()
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether the reserve is there, if there should be one."""
+        return self._reserve is None or self._reserve.restore()
+
+    def spend_reserve(self) -> None:
+        """Make room on a full disk; `has_reserve` is then false until there is room again."""
+        if self._reserve is not None:
+            self._reserve.spend()
+
+    def _open(self) -> None:
+        """Make the tables that are missing, and the reserve."""
+        with self.write() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(MAKING)))
+            metadata.create_all(connection)
+            self._check(connection)
+        if self._reserve is not None:
+            self._reserve.restore()
+
     def _check(self, connection: Connection) -> None:
         version = connection.execute(select(meta.c.version)).scalar()
         if version == 1:
@@ -118,6 +197,31 @@ class Database:
                 f"the database of jobs, {self.name}, was written by {newer} version of the service "
                 f"(its tables are of version {version}, these are of version {VERSION})"
             )
+        there = inspect(connection)
+        for table in metadata.sorted_tables:
+            has = {column["name"] for column in there.get_columns(table.name)}
+            if missing := [column.name for column in table.c if column.name not in has]:
+                raise ConfigError(
+                    f"the database of jobs, {self.name}, has a table {table.name!r} of another "
+                    f"program, without the column {missing[0]!r}; name another folder or "
+                    "database"
+                )
+
+
+def _make(file: Path) -> None:
+    """Make the file of an SQLite database, unless it is there. SQLite gives the files beside it the
+    same rights.
+
+    Raises:
+        FolderAway: if it cannot be written.
+        InsufficientStorage: if the disk is full.
+    """
+    try:
+        file.touch()
+        with suppress(PermissionError):  # another user has made it
+            share(file)
+    except OSError as error:
+        raise unwritable(error) from None
 
 
 def _engine(url: str) -> Engine:
@@ -163,9 +267,15 @@ def _as_problems() -> Iterator[None]:
         yield
     except DBAPIError as error:
         said = one_line(error.orig or error)
+        if any(words in said for words in UNUSABLE):
+            raise FolderAway(
+                f"the database of jobs, {FILE}, cannot be written: {said}", retry_after=FULL_SECONDS
+            ) from None
+        if any(words in said for words in DAMAGED):
+            raise FolderAway(f"the database of jobs, {FILE}, is damaged: {said}") from None
         if any(words in said for words in FULL):
             raise InsufficientStorage(
-                f"the database of jobs has no room: {said}; try again later",
+                f"the database of jobs has no room: {said}; delete a job, or try again later",
                 retry_after=FULL_SECONDS,
             ) from None
         if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:

@@ -10,7 +10,13 @@
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 from service.core.errors import InsufficientStorage, Problem, Unavailable
+
+FULL_SECONDS: Final = 60
+"""Seconds after which a client may retry if the disk is full."""
 
 
 class UnknownJob(Problem):
@@ -59,12 +65,28 @@ class InvalidArchive(Problem):
 
 
 class FolderAway(Unavailable):
-    """The files of jobs cannot be read. All jobs wait until they can be read again."""
+    """The folder of jobs cannot be used. All jobs wait until it can be used again."""
 
 
 class TooManyJobs(Problem):
     status = 429
     title = "Too many jobs are unfinished"
+
+
+def disk_full() -> InsufficientStorage:
+    """Return the error that nothing can be written to the folder of jobs."""
+    return InsufficientStorage(
+        "the disk of the jobs' folder is full; delete a job, or try again later",
+        retry_after=FULL_SECONDS,
+    )
+
+
+def unwritable(error: OSError) -> InsufficientStorage | FolderAway:
+    """Return the error that a file in the folder of jobs cannot be written or removed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full()
+    why = f"the folder of jobs cannot be written: {error.strerror}"
+    return FolderAway(why, retry_after=FULL_SECONDS)
 
 
 def no_room(taken: int, most: int) -> InsufficientStorage:

@@ -31,6 +31,10 @@ from service.pipeline.rendering import encode_values
 from service.pipeline.rows import SCHEMA, Row, picture_path, row_of, table_of
 
 PAGE: Final = 100
+"""Number of rows after which a part of a Parquet file is written."""
+PAGE_BYTES: Final = 64_000_000
+"""Bytes of maps and overlays after which it is written earlier, so that few large maps are in
+memory."""
 
 
 def zipped(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[bytes]:
@@ -62,12 +66,15 @@ def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[byt
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
         rows: list[Row] = []
+        size = 0
         for finished in all_finished(result_store, job):
-            rows += _rows(folder, job, finished)
-            if len(rows) >= PAGE:
-                writer.write_table(table_of(rows))
-                rows = []
-                yield from sink.taken()
+            for row in _rows(folder, job, finished):
+                rows.append(row)
+                size += len(row.map or b"") + len(row.overlay or b"")
+                if len(rows) >= PAGE or size >= PAGE_BYTES:
+                    writer.write_table(table_of(rows))
+                    rows, size = [], 0
+                    yield from sink.taken()
         if rows:
             writer.write_table(table_of(rows))
     yield from sink.taken()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
@@ -23,6 +25,7 @@ from service.core.settings import Settings
 from service.jobs.audits import Audits
 from service.jobs.clusters import Clusterings
 from service.jobs.database import Database
+from service.jobs.errors import unwritable
 from service.jobs.executor import ItemExecutor
 from service.jobs.intake import Intake
 from service.jobs.janitor import Janitor, enlisted
@@ -81,8 +84,9 @@ class Jobs:
     """Opens and closes the components for jobs.
 
     Use with `async with`. Entering succeeds even if jobs cannot be stored, because explanations do
-    not depend on jobs; requests for jobs are then answered with the reason. If the reason may be
-    temporary (a full disk, an unreachable database), opening is tried again.
+    not depend on jobs; requests for jobs are then answered with the reason, and the log names the
+    folder. If the reason may be temporary (a folder that cannot be written, a full disk, an
+    unreachable database), opening is tried again.
 
     Args:
         works: whether this process processes the items of jobs. If not, another process of the
@@ -114,7 +118,7 @@ class Jobs:
         self._opening: asyncio.Task[None] | None = None
         self._why_not = "the service is starting"
         self.failure: ConfigError | None = None
-        """Reason why jobs cannot be stored where the settings say; None if there is none."""
+        """Reason why the database that the settings name cannot be used; None if there is none."""
 
     async def __aenter__(self) -> Jobs:
         if not await self._opened():
@@ -145,17 +149,30 @@ class Jobs:
         try:
             self._place = await self._scope.enter_async_context(self._open())
         except ConfigError as error:
-            self._why_not = str(error)
-            if self._settings.jobs or self._settings.jobs_database:
+            if self._settings.jobs_database:
                 self.failure = error
-            else:
-                log.warning("no jobs are taken: %s", error)
+            self._tell(str(error))
         except (InsufficientStorage, Unavailable) as problem:
-            if self._why_not != problem.detail:
-                log.warning("no jobs are taken yet: %s", problem.detail)
-            self._why_not = problem.detail
+            self._tell(problem.detail)
             return False
         return True
+
+    def _tell(self, why_not: str) -> None:
+        """Keep the reason why jobs are not available, and write it to the log if it is new."""
+        if self._why_not != why_not:
+            user = f"user {os.geteuid()}, group {os.getegid()}" if hasattr(os, "geteuid") else "-"
+            log.error(
+                "no jobs are taken: %s (the folder is %s, the service runs as %s; GRADCAM_JOBS "
+                "names another folder)",
+                why_not,
+                self._path,
+                user,
+            )
+        self._why_not = why_not
+
+    @property
+    def _path(self) -> Path:
+        return self._settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
 
     async def _keep_trying(self) -> None:
         while True:
@@ -166,7 +183,7 @@ class Jobs:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[JobService]:
         settings, name = self._settings, uuid4().hex
-        path = settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
+        path = self._path
         with ExitStack() as scope:
             # Separate threads, so that a request for a job's status does not wait until an archive
             # is unpacked or images are read.
@@ -179,7 +196,10 @@ class Jobs:
                 folder = Folder(path)
                 database = scope.enter_context(Database(path, settings.jobs_database))
                 store = Store(database, settings.jobs_bytes)
-                scope.enter_context(enlisted(name, store, folder))
+                try:
+                    scope.enter_context(enlisted(name, store, folder))
+                except OSError as error:
+                    raise unwritable(error) from None
                 return database, folder, store
 
             database, folder, store = await pool.run(open_files)

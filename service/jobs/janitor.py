@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from service.core.errors import InsufficientStorage, Problem
+from service.core.errors import Problem
 from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.jobs.job_files import Folder
@@ -125,7 +125,7 @@ class Janitor:
             if self._listing.expire(job, ended_before):
                 try:
                     self._folder.remove(job)
-                except InsufficientStorage as problem:  # the other jobs are still removed
+                except Problem as problem:  # the other jobs are still removed
                     log.warning("job %s cannot be removed: %s", job, problem.detail)
                 else:
                     self._listing.remove(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -14,14 +15,16 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from service.core.errors import ConfigError, InsufficientStorage
-from service.core.files import sync_folder, written_whole
-from service.jobs.errors import FolderAway
+from service.core.errors import InsufficientStorage
+from service.core.files import share, sync_folder, written_whole
+from service.jobs.errors import FolderAway, unwritable
 
 PER_FOLDER: Final = 1000
+FOLDERS: Final = ("blobs", "results", "runners", "incoming")
 OLD_SECONDS: Final = 60
 """Age in seconds from which an unlocked lock file was left behind. A younger one may just have been
 created by a runner that is about to lock it."""
+log = logging.getLogger(__name__)
 
 
 class Blob:
@@ -36,6 +39,7 @@ class Blob:
     def __enter__(self) -> Blob:
         with as_problem(self._file):
             self._opened = self._file.open("wb")
+            share(self._file)
         return self
 
     def __exit__(
@@ -57,6 +61,7 @@ class Blob:
 
         Raises:
             InsufficientStorage: if jobs may take no more bytes on the disk, or the disk is full.
+            FolderAway: if the file cannot be written for another reason.
         """
         self.size += len(data)
         self._require_room()
@@ -96,26 +101,30 @@ class Blob:
 
 
 class Folder:
-    """The folder that holds the files of all jobs.
+    """The folder that holds the files of all jobs. If its group may write it, processes of several
+    users of that group can share it, at the same time or one after the other.
 
     Raises:
-        ConfigError: if the folder cannot be written.
+        FolderAway: if the folder cannot be written.
+        InsufficientStorage: if the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._scratch = path / "incoming"
         try:
-            for name in ("blobs", "results", "runners", "incoming"):
-                (path / name).mkdir(parents=True, exist_ok=True)
-            probe = path / f".{uuid4().hex}"
-            probe.write_bytes(b"")
-            probe.unlink()
+            if not path.exists():
+                path.mkdir(parents=True, exist_ok=True)
+                share(path)
+            for folder in (path / name for name in FOLDERS):
+                folder.mkdir(exist_ok=True)
+                with suppress(PermissionError):  # another user has made it
+                    share(folder)
+                probe = folder / f".{uuid4().hex}"
+                probe.write_bytes(b"")
+                probe.unlink()
         except OSError as error:
-            raise ConfigError(
-                f"jobs cannot be kept in {path}: {error.strerror}; GRADCAM_JOBS names another "
-                "folder"
-            ) from None
+            raise unwritable(error) from None
 
     def blob(self, job: str, room: int) -> Blob:
         return Blob(self.path / "blobs" / job, room)
@@ -127,15 +136,9 @@ class Folder:
             FolderAway: if the file cannot be read now.
             FileNotFoundError: if there is no such file.
         """
-        try:
-            with (self.path / "blobs" / job).open("rb") as file:
-                file.seek(offset)
-                return file.read(length)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            why = f"{self.path} cannot be read: {error.strerror}"
-            raise FolderAway(why, retry_after=None) from None
+        with _reading(self.path / "blobs" / job) as path, path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
 
     @contextmanager
     def incoming(self) -> Iterator[BinaryIO]:
@@ -154,7 +157,8 @@ class Folder:
         """Write an item's result. It is on the disk when this returns.
 
         Raises:
-            InsufficientStorage: if it cannot be written.
+            InsufficientStorage: if the disk is full.
+            FolderAway: if it cannot be written for another reason.
         """
         file = self._result(job, number)
 
@@ -164,6 +168,7 @@ class Folder:
             # If the process dies here, its temporary file is not in the folder of the results.
             with written_whole(file, self._scratch) as temporary:
                 temporary.write_bytes(document)
+                share(temporary)
 
         with as_problem(file):
             try:
@@ -172,13 +177,20 @@ class Folder:
                 write()
 
     def read_result(self, job: str, number: int) -> bytes:
-        return self._result(job, number).read_bytes()
+        """Read an item's result.
+
+        Raises:
+            FolderAway: if the file cannot be read now.
+            FileNotFoundError: if there is no such file.
+        """
+        with _reading(self._result(job, number)) as file:
+            return file.read_bytes()
 
     def remove(self, job: str) -> None:
         """Remove all files of a job.
 
         Raises:
-            InsufficientStorage: if a file cannot be removed.
+            FolderAway: if a file cannot be removed.
         """
         results = self.path / "results" / job
         with as_problem(results):
@@ -191,6 +203,7 @@ class Folder:
         Temporary files are put into a folder of the runner's own."""
         # The block is left in another thread than it was entered in.
         with FileLock(self._lock(runner), timeout=0, thread_local=False):
+            share(self._lock(runner))
             self._scratch = self.path / "incoming" / runner
             try:
                 yield
@@ -205,7 +218,7 @@ class Folder:
         try:
             with FileLock(lock, timeout=0):
                 pass
-        except Timeout:
+        except (Timeout, PermissionError):  # an older version's lock belongs to its user alone
             return False
         return True
 
@@ -228,6 +241,8 @@ class Folder:
         if not folder.is_dir():
             self._make(folder.parent)
             folder.mkdir(exist_ok=True)
+            with suppress(PermissionError):  # another user has made it at the same moment
+                share(folder)
             sync_folder(folder.parent)
 
     def _result(self, job: str, number: int) -> Path:
@@ -245,14 +260,31 @@ def _unless_it_is_gone(function: object, path: str, raised: Any) -> None:
 
 @contextmanager
 def as_problem(file: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a problem.
+    """Turn an OSError of the block into a problem. Only the log names the file.
 
     Raises:
-        InsufficientStorage: if the block raises an OSError.
+        InsufficientStorage: if the block raises an OSError because the disk is full.
+        FolderAway: if it raises another OSError.
     """
     try:
         yield
     except OSError as error:
-        raise InsufficientStorage(
-            f"{file.parent} cannot be written: {error.strerror}; try again later", retry_after=60
-        ) from None
+        log.warning("%s cannot be written: %s", error.filename or file, error.strerror)
+        raise unwritable(error) from None
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Path]:
+    """Turn an OSError of the block, except that there is no such file, into a problem.
+
+    Raises:
+        FolderAway: if the block raises such an OSError.
+    """
+    try:
+        yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        log.warning("%s cannot be read: %s", file, error.strerror)
+        why = f"the folder of jobs cannot be read: {error.strerror}"
+        raise FolderAway(why, retry_after=None) from None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from sqlalchemy import delete, func, or_, select, update
 
-from service.jobs.database import Database
+from service.jobs.database import Database, freeing
 from service.jobs.database_tables import (
     CANCELLED,
     CHUNK,
@@ -25,6 +25,8 @@ from service.jobs.database_tables import (
 from service.jobs.errors import UnknownJob
 from service.jobs.records import Job, job_of
 
+FEW: Final = 250
+"""Largest number of rows that one transaction deletes when the disk is full."""
 LEFT: Final = {"state": LEAVING, "idempotency": None}  # frees the key for a new job
 
 
@@ -78,6 +80,7 @@ class Listing:
         with self._database.read() as connection:
             return [job_of(row) for row in connection.execute(query)]
 
+    @freeing
     def cancel(self, job: str) -> None:
         """Cancel a job. Its finished results are kept; a job that has ended is not changed."""
         with self._database.write() as connection:
@@ -87,6 +90,7 @@ class Listing:
                 .values(state=CANCELLED, finished=time.time())
             )
 
+    @freeing
     def leave(self, job: str, *, accepted: bool = True) -> bool:
         """Mark a job for removal, so that clients no longer see it.
 
@@ -108,6 +112,7 @@ class Listing:
         with self._database.read() as connection:
             return list(connection.execute(select(jobs.c.id).where(*_over(ended_before))).scalars())
 
+    @freeing
     def expire(self, job: str, ended_before: float) -> bool:
         """Mark a job from `leaving` for removal and return whether it was marked. The conditions
         are checked again: a runner that was considered dead may have accepted the job since."""
@@ -115,17 +120,19 @@ class Listing:
             where = (jobs.c.id == job, *_over(ended_before))
             return connection.execute(update(jobs).where(*where).values(LEFT)).rowcount == 1
 
+    @freeing
     def remove(self, job: str) -> None:
         """Delete the rows of a job whose files are removed, the job's own row last."""
+        chunk = CHUNK if self._database.has_reserve else FEW
         for table in (results, items):
             first = select(table.c.number).where(table.c.job == job).order_by(table.c.number)
             while True:
                 with self._database.write() as connection:
-                    numbers = list(connection.execute(first.limit(CHUNK)).scalars())
+                    numbers = list(connection.execute(first.limit(chunk)).scalars())
                     connection.execute(
                         delete(table).where(table.c.job == job, table.c.number.in_(numbers))
                     )
-                if len(numbers) < CHUNK:
+                if len(numbers) < chunk:
                     break
         with self._database.write() as connection:
             connection.execute(delete(jobs).where(jobs.c.id == job))

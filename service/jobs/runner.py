@@ -178,9 +178,7 @@ class Runner:
             try:
                 photos = self._in_flight.room_for_audits
                 leased = await self._run(
-                    lambda: self._store.lease(
-                        self.name, models, LEASE_ITEMS, photos, self._places
-                    )
+                    lambda: self._store.lease(self.name, models, LEASE_ITEMS, photos, self._places)
                 )
                 if not leased:
                     self.stalled = None

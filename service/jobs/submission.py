@@ -48,7 +48,9 @@ class Submissions:
 
         Raises:
             TooManyJobs: if the largest number of unfinished jobs is reached.
+            InsufficientStorage: if the disk is full.
         """
+        self._database.require_room()
         name = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
         with self._database.write() as connection:
             if most is not None:

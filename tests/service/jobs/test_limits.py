@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 from service.core.settings import Settings
 from service.jobs.database import FILE
 from service.jobs.database_tables import CHUNK, VERSION
-from service.jobs.host import Jobs
 from service.local.app import create_app
 from tests.service.conftest import encoded, noise
 from tests.service.jobs.conftest import MOST_BYTES, SLOW, TINY, app_with
@@ -39,6 +38,7 @@ from tests.service.jobs.forms import (
     states,
 )
 from tests.service.live import starting
+from tests.waiting import until
 
 DOT = encoded(noise(9, 9))
 GOOD = {"image": inline(DOT)}
@@ -174,51 +174,73 @@ def tiny_catalog(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written_stops_the_start(tmp_path: Path, tiny_catalog: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    folder = tmp_path / "file" / "jobs"
-    with starting(GRADCAM_JOBS=str(folder), GRADCAM_MODELS=tiny_catalog) as (
-        process,
-        _,
-    ):
+def test_a_database_address_that_cannot_be_used_stops_the_start(
+    tmp_path: Path, tiny_catalog: str
+) -> None:
+    named = {"GRADCAM_JOBS": str(tmp_path), "GRADCAM_MODELS": tiny_catalog}
+    with starting(GRADCAM_JOBS_DATABASE="mongodb://db/jobs", **named) as (process, _):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2
-    assert f"gradcam: jobs cannot be kept in {folder}: Not a directory" in errors
-    assert "GRADCAM_JOBS names another folder" in errors
+    assert "gradcam: the database of jobs, mongodb, cannot be used: " in errors
     assert "Traceback" not in errors
 
 
-def test_a_database_of_a_newer_version_stops_the_start(tmp_path: Path) -> None:
-    with app_with((TINY,), Settings(jobs=tmp_path)) as client:
+def newer(folder: Path) -> str:
+    with app_with((TINY,), Settings(jobs=folder)) as client:
         accepted(client.post("/v1/jobs", **form_of("json", {"a": DOT})))
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
+    with closing(sqlite3.connect(folder / FILE)) as connection, connection:
         connection.execute("update gradcam_meta set version = version + 1")
-    before = (tmp_path / FILE).read_bytes()
-    with app_with((TINY,), Settings(jobs=tmp_path)) as client:
-        kept: Jobs = client.app.state.jobs  # type: ignore[attr-defined]
-        said = str(kept.failure)  # with which `serve` exits, as above
-    assert said.endswith(
-        f"was written by a newer version of the service (its tables are of version {VERSION + 1}, "
-        f"these are of version {VERSION})"
+    return (
+        f"the database of jobs, {FILE}, was written by a newer version of the service (its tables "
+        f"are of version {VERSION + 1}, these are of version {VERSION})"
     )
-    assert (tmp_path / FILE).read_bytes() == before
 
 
-@pytest.mark.parametrize("what", ["folder", "database"])
-def test_without_a_setting_explanations_work_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+def damaged(folder: Path) -> str:
+    (folder / FILE).write_bytes(b"no database, but some text" * 99)
+    return f"the database of jobs, {FILE}, is damaged: file is not a database"
+
+
+def foreign(folder: Path) -> str:
+    with closing(sqlite3.connect(folder / FILE)) as connection, connection:
+        connection.execute("create table jobs (id text, state text, title text)")
+    return (
+        f"the database of jobs, {FILE}, has a table 'jobs' of another program, without the column "
+        "'kind'; "
+    )
+
+
+def tables(folder: Path) -> list[Any]:
+    """Of the database, if it is one."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(folder / FILE)) as connection:
+        return connection.execute("select name, sql from sqlite_master").fetchall()
+    return []
+
+
+def no_folder(folder: Path) -> str:
+    folder.rmdir()
+    folder.write_bytes(b"")
+    return "the folder of jobs cannot be written: Not a directory"
+
+
+@pytest.mark.parametrize("by", ["setting", "default"])
+@pytest.mark.parametrize("spoil", [no_folder, damaged, foreign, newer])
+def test_where_jobs_cannot_be_kept_everything_else_serves(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], str],
+    by: str,
 ) -> None:
+    """And jobs say what is wrong: to callers without the folder, which the log names."""
+    folder = tmp_path / "gradcam" / "jobs"
+    folder.mkdir(parents=True)
+    said = spoil(folder)
+    before = tables(folder)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    if what == "folder":
-        (tmp_path / "gradcam").write_bytes(b"")
-        words = ["jobs cannot be kept in", "GRADCAM_JOBS"]
-    else:
-        folder = tmp_path / "gradcam" / "jobs"
-        folder.mkdir(parents=True)
-        (folder / FILE).write_bytes(b"no database, but some text" * 99)
-        words = ["the database of jobs", "cannot be used"]
-    with app_with((TINY,), Settings()) as client:
+    with app_with((TINY,), Settings(jobs=folder) if by == "setting" else Settings()) as client:
         png = {"Content-Type": "image/png"}
+        assert client.get("/readyz").status_code == 200
         assert client.post("/v1/models/tiny:explain", content=DOT, headers=png).status_code == 200
         for verb, path in (
             ("POST", "/v1/jobs"),
@@ -227,8 +249,24 @@ def test_without_a_setting_explanations_work_all_the_same(
             ("DELETE", "/v1/jobs/x"),
         ):
             response = client.request(verb, path)
-            check(response, 503, "unavailable", "jobs are not available", *words)
-            assert "Retry-After" not in response.headers  # no other attempt would succeed
+            check(response, 503, "unavailable", "jobs are not available", said)
+            assert str(tmp_path) not in response.text
+    (line,) = [each for each in caplog.messages if each.startswith("no jobs are taken")]
+    assert said in line
+    assert str(folder) in line
+    assert tables(folder) == before
+
+
+def test_jobs_are_taken_as_soon_as_their_folder_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.jobs.host.AGAIN_SECONDS", 0.05)
+    file = tmp_path / "jobs"
+    file.write_bytes(b"")
+    with app_with((TINY,), Settings(jobs=file)) as client:
+        assert client.get("/v1/jobs").status_code == 503
+        file.unlink()
+        until(lambda: client.get("/v1/jobs").status_code == 200, 10)
 
 
 # Who leaves in the middle

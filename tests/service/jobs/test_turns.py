@@ -47,13 +47,15 @@ def test_items_of_many_passes_end_one_after_the_other(jobs: TestClient) -> None:
     """So that there is progress from the first, and a kill costs few passes."""
 
     def steps() -> int:
-        told = re.search(r'^gradcam_batch_size_count\{model="slow"\} (\d+)', jobs.get("/metrics").text, re.M)
+        told = re.search(
+            r'^gradcam_batch_size_count\{model="slow"\} (\d+)', jobs.get("/metrics").text, re.M
+        )
         assert told
         return int(told[1])
 
     count = 6
     form = form_of("zip", {f"{at}.png": SMALL for at in range(count)})
-    query = {"model": "slow", "size": "layer", "method": "scorecam", "budget": 3}
+    query = {"model": "slow", "size": "layer", "method": "scorecam", "budget": "3"}
     before = steps()
     job = accepted(jobs.post("/v1/jobs", params=query, **form))["id"]
     document = until_settled(jobs, job, 1)
