@@ -31,17 +31,15 @@ def written_whole(file: Path, scratch: Path | None = None) -> Iterator[Path]:
 def share(path: Path) -> None:
     """Let the group of a file or folder read and write it, whatever the umask, if the group of the
     folder that it is in may write there. A folder with the sticky bit, as /tmp has, does not count.
-
-    Raises:
-        PermissionError: if it belongs to another user.
-    """
+    Nothing changes if the file belongs to another user, or the file system has no such rights."""
     around = path.parent.stat().st_mode
     if not around & stat.S_IWGRP or around & stat.S_ISVTX:
         return
     mode = path.stat().st_mode
     more = 0o070 if stat.S_ISDIR(mode) else 0o060
     if mode & more != more:
-        path.chmod(stat.S_IMODE(mode) | more)
+        with suppress(OSError):
+            path.chmod(stat.S_IMODE(mode) | more)
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from time import monotonic, sleep
@@ -60,16 +60,17 @@ Owner = TypeVar("Owner", bound=HasDatabase)
 def freeing(
     method: Callable[Concatenate[Owner, Parameters], Result],
 ) -> Callable[Concatenate[Owner, Parameters], Result]:
-    """Let a method that removes or gives back something succeed on a full disk: if there is no room
-    for what SQLite writes down before, the method is tried again with the room of the reserve."""
+    """Let a method that removes something succeed on a full disk: if there is no room for what
+    SQLite writes down first, the method is tried again with some of the reserve."""
 
     @wraps(method)
     def tried(self: Owner, /, *args: Parameters.args, **named: Parameters.kwargs) -> Result:
-        try:
-            return method(self, *args, **named)
-        except InsufficientStorage:
-            self._database.spend_reserve()
-            return method(self, *args, **named)
+        while True:
+            try:
+                return method(self, *args, **named)
+            except InsufficientStorage:
+                if not self._database.spend_reserve():
+                    raise
 
     return tried
 
@@ -154,23 +155,22 @@ class Database:
             yield connection
 
     def require_room(self) -> None:
-        """Check that the reserve is there, before a job grows.
+        """Check that the reserve is whole, before a job grows.
 
         Raises:
-            InsufficientStorage: if it was spent, and there is no room for it yet.
+            InsufficientStorage: if some was spent, and there is no room for it yet.
         """
         if not self.has_reserve:
             raise disk_full()
 
     @property
     def has_reserve(self) -> bool:
-        """Whether the reserve is there, if there should be one."""
+        """Whether the reserve is whole, if there should be one."""
         return self._reserve is None or self._reserve.restore()
 
-    def spend_reserve(self) -> None:
-        """Make room on a full disk; `has_reserve` is then false until there is room again."""
-        if self._reserve is not None:
-            self._reserve.spend()
+    def spend_reserve(self) -> bool:
+        """Make some room on a full disk, and return whether there is some."""
+        return self._reserve is not None and self._reserve.spend()
 
     def _open(self) -> None:
         """Make the tables that are missing, and the reserve."""
@@ -218,8 +218,7 @@ def _make(file: Path) -> None:
     """
     try:
         file.touch()
-        with suppress(PermissionError):  # another user has made it
-            share(file)
+        share(file)
     except OSError as error:
         raise unwritable(error) from None
 

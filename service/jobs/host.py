@@ -198,11 +198,15 @@ class Jobs:
                 store = Store(database, settings.jobs_bytes)
                 try:
                     scope.enter_context(enlisted(name, store, folder))
-                except OSError as error:
-                    raise unwritable(error) from None
+                except InsufficientStorage:
+                    database.spend_reserve()
+                    scope.enter_context(enlisted(name, store, folder))
                 return database, folder, store
 
-            database, folder, store = await pool.run(open_files)
+            try:
+                database, folder, store = await pool.run(open_files)
+            except OSError as error:
+                raise unwritable(error) from None
             listing = Listing(database)
             intake = Intake(
                 runner=name,

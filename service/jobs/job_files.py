@@ -118,8 +118,7 @@ class Folder:
                 share(path)
             for folder in (path / name for name in FOLDERS):
                 folder.mkdir(exist_ok=True)
-                with suppress(PermissionError):  # another user has made it
-                    share(folder)
+                share(folder)
                 probe = folder / f".{uuid4().hex}"
                 probe.write_bytes(b"")
                 probe.unlink()
@@ -241,8 +240,7 @@ class Folder:
         if not folder.is_dir():
             self._make(folder.parent)
             folder.mkdir(exist_ok=True)
-            with suppress(PermissionError):  # another user has made it at the same moment
-                share(folder)
+            share(folder)
             sync_folder(folder.parent)
 
     def _result(self, job: str, number: int) -> Path:

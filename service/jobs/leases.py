@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, delete, func, insert, or_, select, true, update
 
 from service.core.errors import Blamed, InternalError, Problem
-from service.jobs.database import Database, freeing
+from service.jobs.database import Database
 from service.jobs.database_tables import (
     DONE,
     FREE,
@@ -78,7 +78,7 @@ class Store:
         Raises:
             InsufficientStorage: if there is no room for results.
         """
-        self._database.require_room()
+        self.require_room()
         with self._database.write() as connection:
             if (size := bytes_of_jobs(connection)) > self._most_bytes:
                 raise no_room(size, self._most_bytes)
@@ -114,6 +114,14 @@ class Store:
                 .values(state=RUNNING, turn=turn, started=started)
             )
         return taken
+
+    def require_room(self) -> None:
+        """Check that the disk is not full, before a result is written.
+
+        Raises:
+            InsufficientStorage: if it is.
+        """
+        self._database.require_room()
 
     def source(self, job: str, number: int) -> Source:
         """Return where the image of an item is.
@@ -154,7 +162,6 @@ class Store:
                 return False
             return _settled(connection, leased.job, leased.number, problem, size)
 
-    @freeing
     def release(self, runner: str, leased: Leased, *, blamed: Blamed | None = None) -> None:
         """Return an item unfinished.
 
@@ -175,7 +182,6 @@ class Store:
             open_jobs = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.state.in_(OPEN))
             return set(ids) - {row.id for row in connection.execute(open_jobs)}
 
-    @freeing
     def keep_only(self, runner: str, held: Collection[tuple[str, int]]) -> None:
         """Return all items of the runner unfinished, except for those in `held`, given by job and
         number."""
@@ -190,7 +196,6 @@ class Store:
                     _freed(runner).where(items.c.job == job, items.c.number == number)
                 )
 
-    @freeing
     def enlist(self, runner: str) -> None:
         """Register a runner, or record a heartbeat of a registered runner."""
         with self._database.write() as connection:
@@ -224,7 +229,6 @@ class Store:
             late = runners.c.seen < _time(connection) - LEASE_SECONDS
             return list(connection.execute(select(runners.c.id).where(late)).scalars())
 
-    @freeing
     def bury(self, runner: str) -> None:
         """Remove a dead runner and free its items for others. An item that too many dead
         runners had leased fails. The jobs that the runner was receiving can then be removed."""
@@ -233,7 +237,6 @@ class Store:
             _blame(connection, _freed(runner), 1)
             connection.execute(delete(runners).where(runners.c.id == runner))
 
-    @freeing
     def dismiss(self, runner: str) -> None:
         """Remove a runner that ends regularly, and free its items."""
         with self._database.write() as connection:

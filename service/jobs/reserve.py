@@ -10,21 +10,22 @@ from typing import Final
 from service.core.files import share, written_whole
 
 RESERVE_BYTES: Final = 4_000_000
-"""Size of the file: more than SQLite needs to write a removal down before it does it."""
+STEP_BYTES: Final = 1_000_000
+"""Bytes that are spent at a time: more than SQLite needs to write down that a job is removed."""
 
 
 class Reserve:
-    """Room for the removal of jobs. It is spent when the disk is full, and no job grows until it is
-    there again. All processes that use the folder share it."""
+    """Room for the removal of jobs. Some of it is spent whenever the disk is full, and no job grows
+    until it is whole again. All processes that use the folder share it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def restore(self) -> bool:
-        """Return whether the reserve is there. It is made again if that leaves as much room."""
-        if self._file.exists():
-            return True
+        """Return whether the reserve is whole. It is made whole if that leaves room to others."""
         try:
+            if self._file.exists() and self._file.stat().st_size == RESERVE_BYTES:
+                return True
             if shutil.disk_usage(self._file.parent).free < 2 * RESERVE_BYTES:
                 return False
             with written_whole(self._file) as temporary:
@@ -35,6 +36,11 @@ class Reserve:
             return False
         return True
 
-    def spend(self) -> None:
-        """Give the room to what is written next."""
-        self._file.unlink(missing_ok=True)
+    def spend(self) -> bool:
+        """Give some of the room to what is written next. Return False if there is none left."""
+        try:
+            left = self._file.stat().st_size
+            os.truncate(self._file, max(left - STEP_BYTES, 0))
+        except OSError:
+            return False
+        return left > 0

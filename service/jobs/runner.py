@@ -262,6 +262,7 @@ class Runner:
 
     async def _settle(self, item: Leased, result: bytes | Problem) -> None:
         def keep() -> bool:
+            self._store.require_room()
             if isinstance(result, Problem):
                 return self._store.settle(self.name, item, result, 0)
             self._folder.write_result(item.job, item.number, result)

@@ -696,3 +696,67 @@ def test_a_slow_store_of_images_holds_nobody_up(jobs: TestClient) -> None:
         assert ended(jobs, job)["counts"]["done"] == 9
     finally:
         fsspec.register_implementation("memory", MemoryFileSystem, clobber=True)
+
+
+# Large numbers of numbers
+
+
+def test_the_maps_of_an_item_have_at_most_the_numbers_of_an_answer(
+    jobs: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.pipeline.result.MOST_NUMBERS", 100)
+    images = {"small": encoded(noise(10, 10)), "large": encoded(noise(10, 11))}
+    query = {"model": "tiny", "output": "values", "size": "image"}
+    job = accepted(jobs.post("/v1/jobs", params=query, **form_of("zip", images)))["id"]
+    ended(jobs, job)
+    found = results(jobs, job)
+    assert "error" not in found["small"]
+    assert found["large"]["problem"]["status"] == 422
+    assert "1 maps of 110 pixels have 110 numbers" in found["large"]["error"]
+
+
+def test_results_are_sent_line_by_line_where_the_lines_are_long(
+    jobs: TestClient, named: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"/v1/jobs/{named['id']}/results"
+    whole = jobs.get(address).content
+    monkeypatch.setattr("service.http.job_routes.PIECE_BYTES", 1)
+    pieces: list[bytes] = []
+
+    async def read() -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            pieces.append(message.get("body", b""))
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "GET",
+            "path": address,
+            "raw_path": address.encode(),
+            "query_string": b"",
+            "headers": [],
+            "root_path": "",
+            "scheme": "http",
+            "state": {},
+        }
+        await jobs.app(scope, receive, send)
+
+    assert jobs.portal is not None
+    jobs.portal.call(read)
+    assert b"".join(pieces) == whole
+    assert [piece for piece in pieces if piece] == whole.splitlines(keepends=True)
+
+
+def test_few_large_maps_make_a_part_of_a_parquet_file(
+    jobs: TestClient, several: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"/v1/jobs/{several}/archive?format=parquet"
+    whole = pq.read_table(io.BytesIO(jobs.get(address).content))
+    monkeypatch.setattr("service.jobs.export.PAGE_BYTES", 1)
+    parts = pq.ParquetFile(io.BytesIO(jobs.get(address).content))
+    assert parts.num_row_groups == len(whole) == 6
+    assert parts.read().equals(whole)
