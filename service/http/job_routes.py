@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Literal, TypeVar
 
 from fastapi import APIRouter
@@ -395,9 +395,7 @@ async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIte
             yield piece
 
 
-def _piece(
-    place: JobService, job: Job, found: Sequence[Finished]
-) -> tuple[bytes, Sequence[Finished]]:
+def _piece(place: JobService, job: Job, found: list[Finished]) -> tuple[bytes, list[Finished]]:
     """Return the lines of the first results, and the results that are left."""
     lines: list[bytes] = []
     size = 0
