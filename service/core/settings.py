@@ -54,6 +54,12 @@ def _absolute(given: dict[str, str]) -> dict[str, str]:
             raise PydanticCustomError(
                 "route", "a route is like /score=/v1/models/{model}:explain, two paths"
             )
+        if unknown := re.search(r"\{[^{}]*\}?|\}", native.replace("{model}", "")):
+            raise PydanticCustomError(
+                "route",
+                "a route may have the field {allowed}, and has {unknown}",
+                {"allowed": "{model}", "unknown": unknown[0][:80]},
+            )
     return given
 
 

@@ -26,7 +26,7 @@ class PlatformAddresses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (native := self._routes.get(scope["path"])):
             names = self._manager.names
-            scope = at(scope, native.format(model=names[0] if names else "none"))
+            scope = at(scope, native.replace("{model}", names[0] if names else "none"))
         await self._app(scope, receive, send)
 
 

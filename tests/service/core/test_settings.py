@@ -28,6 +28,10 @@ def test_environment_then_options() -> None:
         ({"GRADCAM_PORT": "70000"}, {}, "GRADCAM_PORT=70000: .* at most 65535"),
         ({}, {"port": -1}, "--port=-1: .* at least 0"),
         ({"GRADCAM_LOG_LEVEL": "loud"}, {}, "GRADCAM_LOG_LEVEL=loud: .*'debug', 'info'"),
+        ({"GRADCAM_ROUTES": "/a=/v1/models/{name}:explain"}, {}, r"\{model\}, and has \{name\}"),
+        ({"GRADCAM_ROUTES": "/a=/v1/models/{model.x}:explain"}, {}, r"has \{model.x\}"),
+        ({"GRADCAM_ROUTES": "/a=/v1/{model}/{"}, {}, r"and has \{"),
+        ({"GRADCAM_ROUTES": "/a=/v1/{model}}"}, {}, r"and has \}"),
         ({"GRADCAM_MAX_QEUE": "1"}, {}, "no setting GRADCAM_MAX_QEUE; did you mean GRADCAM_MAX_QU"),
     ],
 )
