@@ -35,7 +35,9 @@ def main() -> None:
     arguments = parser.parse_args()
     data = arguments.photo.read_bytes()
     pictures = {"the photo": (Image.open(io.BytesIO(data)).convert("RGB"), "")}
-    with TestClient(create_app(Settings(deadline_seconds=900, hang_seconds=600))) as client:
+    with TestClient(
+        create_app(Settings(deadline_seconds=900, hang_seconds=600)), base_url="http://localhost"
+    ) as client:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.1)
         for name, method in METHODS.items():

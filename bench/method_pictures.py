@@ -41,7 +41,10 @@ def main() -> None:
     arguments.output.mkdir(exist_ok=True)
     data = arguments.photo.read_bytes()
     _save(data, arguments.output / "photo.jpg")
-    with tempfile.TemporaryDirectory() as jobs, TestClient(_app(Path(jobs))) as client:
+    with (
+        tempfile.TemporaryDirectory() as jobs,
+        TestClient(_app(Path(jobs)), base_url="http://localhost") as client,
+    ):
         while client.get("/readyz").status_code != 200:
             time.sleep(0.1)
         for name in arguments.names or METHODS:

@@ -42,7 +42,7 @@ def main() -> None:
     file = io.BytesIO()
     Image.fromarray(skimage.data.chelsea()).save(file, "PNG")
     taken: dict[str, list[float]] = {name: [] for name in ASKED}
-    with TestClient(create_app(Settings(cache_bytes=0))) as client:
+    with TestClient(create_app(Settings(cache_bytes=0)), base_url="http://localhost") as client:
         while client.get("/readyz").status_code != 200:
             time.sleep(0.1)
         for turn in range(rounds + 3):

@@ -2,9 +2,11 @@
 
 import os
 import tempfile
+from functools import partialmethod
 
 import cv2
 import torch
+from starlette.testclient import TestClient
 
 # Two worker processes' worth of threads on a small machine only fight each other; with other counts
 # sums are added in another order, and the tests must pass with any.
@@ -23,3 +25,8 @@ os.environ["GRADCAM_CACHE"] = os.environ["TESTS_CACHE"]
 
 # Models for tests sleep, hang or die while PyTorch runs them, which OpenVINO would leave out.
 os.environ["GRADCAM_RUNTIME"] = "torch"
+
+# A service without keys does not answer to "testserver", which is Starlette's name for it.
+setattr(  # noqa: B010 - mypy allows no assignment
+    TestClient, "__init__", partialmethod(TestClient.__init__, base_url="http://localhost")
+)

@@ -11,6 +11,8 @@
   - 409 Conflict              a model of that name exists already, or too many models do
   - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
+        UnsupportedEncoding   the body's Content-Encoding is not supported
+  - 421 Misdirected           `Host` names another service
   - 422 UndecodableImage, UnfetchableImage, UnknownParameter, InvalidParameter, UnknownLabel,
         AmbiguousLabel, ClassOutOfRange, InvalidTarget, UnknownLayer, UnknownMethod,
         UnsuitedMethod, UnsuitedModel, Unexplainable
@@ -206,6 +208,21 @@ class UnsupportedMediaType(Problem):
     status = 415
     title = "The body's media type is not supported"
     example = "no Content-Type"
+
+
+class UnsupportedEncoding(Problem):
+    status = 415
+    title = "The body's encoding is not supported"
+    example = "Content-Encoding is 'br'"
+
+    def headers(self) -> dict[str, str]:
+        return {"Accept-Encoding": "gzip, deflate"}
+
+
+class Misdirected(Problem):
+    status = 421
+    title = "The service has another name"
+    example = "the service is not known by the name 'evil.example'"
 
 
 class UndecodableImage(Problem):

@@ -1,7 +1,8 @@
 """What serving platforms say with environment variables of their own, as settings of the service.
 
 A platform authenticates callers before their requests reach the container, which therefore needs
-no keys. On KServe the container can be reached from the whole cluster, so there it does.
+no keys. On KServe the container can be reached from the whole cluster, so there it does. The
+platform's router chooses the name in `Host`, which is therefore not judged.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def platform_settings(environment: Environment, platform: str | None) -> dict[st
         platform = next(known, None)
     if platform is None or platform not in PLATFORMS:
         return {}
-    implied = PLATFORMS[platform][0](environment)
+    implied = {"hosts": "*", **PLATFORMS[platform][0](environment)}
     return {"platform": platform} | {k: v for k, v in implied.items() if v is not None}
 
 

@@ -42,6 +42,7 @@ WORDS: Final = {
     "model_attributes_type": "it should be an object",
     "dataclass_type": "it should be an object",
     "path_type": "it should be a path",
+    "ip_any_network": "it should be an address or a network, like 10.1.2.3 or 10.0.0.0/8",
     "value_error": "{error}",
     "json_invalid": "it is not JSON: {error}",
 }

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    IPvAnyNetwork,
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
@@ -28,16 +29,14 @@ PREFIX = "GRADCAM_"
 
 
 # An environment variable separates the names with commas.
-Names = Annotated[
-    tuple[str, ...],
-    BeforeValidator(
-        lambda given: (
-            [part.strip() for part in given.split(",") if part.strip()]
-            if isinstance(given, str)
-            else given
-        )
-    ),
-]
+SEPARATED = BeforeValidator(
+    lambda given: (
+        [part.strip() for part in given.split(",") if part.strip()]
+        if isinstance(given, str)
+        else given
+    )
+)
+Names = Annotated[tuple[str, ...], SEPARATED]
 
 
 def _routes(given: object) -> object:
@@ -74,6 +73,32 @@ def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
                 "origin", "an origin is like https://app.example, without a path; or * for all"
             )
     return given
+
+
+def _hosts(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that hosts have the form of a name in `Host`; any other form would never match."""
+    for host in given:
+        if host != "*" and not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host):
+            raise PydanticCustomError(
+                "host", "a host is like app.example or *.app.example, without a port; or * for all"
+            )
+    return tuple(host.lower() for host in given)
+
+
+def path_prefix(given: str) -> str | None:
+    """Return a prefix of paths, such as `/team/xai`, without a slash at its end; "" for `/`. None
+    if it is not one: it has a character other than letters, digits, `-`, `.`, `_`, `~` and `/`, or
+    a step that is empty or consists of dots."""
+    prefix = given.removesuffix("/")
+    allowed = re.fullmatch(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*", prefix) and len(given) <= 200
+    return prefix if allowed else None
+
+
+def _prefix(given: str) -> str:
+    prefix = path_prefix(given)
+    if prefix is None:
+        raise PydanticCustomError("prefix", "a root path is like /team/xai")
+    return prefix
 
 
 class Settings(BaseModel):
@@ -225,6 +250,22 @@ class Settings(BaseModel):
     )
     cors_origins: Annotated[Names, AfterValidator(_origins)] = Field(
         (), description="web origins whose pages may call the service, with commas between them"
+    )
+    hosts: Annotated[Names, AfterValidator(_hosts)] = Field(
+        (),
+        description="names by which the service may be reached, such as `app.example` or "
+        "`*.app.example`, beside localhost and literal addresses; `*`: all. Without this setting, "
+        "a service with keys may be reached by every name",
+    )
+    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], SEPARATED] = Field(
+        (),
+        description="addresses of proxies, such as `10.1.2.3` or `10.0.0.0/8`, whose "
+        "`X-Forwarded-Host`, `-Proto` and `-Prefix` are believed",
+    )
+    root_path: Annotated[str, AfterValidator(_prefix)] = Field(
+        "",
+        description="path below which a proxy publishes the service and which it removes from "
+        "requests, such as `/team/xai`",
     )
     image_hosts: Names = Field(
         (),

@@ -44,6 +44,7 @@ from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Deliver, Head, ObserveRequests
 from service.http.open_inference.inference import Inference
 from service.http.open_inference.routes import Repository, make_open_inference_router
+from service.http.origins import Origins
 from service.http.page import make_page_router
 from service.http.platforms.addresses import PlatformAddresses
 from service.http.platforms.predictor import Predictor
@@ -53,6 +54,7 @@ from service.http.platforms.sagemaker import (
     make_sagemaker_router,
 )
 from service.http.platforms.vertex import NestExplanations
+from service.http.proxies import Forwarded, Prefixed
 from service.http.reception import Reception
 from service.http.routes import make_router
 from service.jobs.host import Jobs
@@ -190,7 +192,6 @@ def make_app(
         keys=read_keys(settings.keys) if settings.keys else None,
         rates=rates or Rates(),
         admission=admission,
-        web_pages=bool(settings.cors_origins),
     )
     app.state.manager = manager
     app.state.metrics = metrics
@@ -200,6 +201,7 @@ def make_app(
     app.state.jobs = jobs
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
     _add_platform(app, settings, manager)
+    app.add_middleware(Forwarded, root_path=settings.root_path, trusted=settings.trusted_proxies)
     app.add_middleware(Deliver, metrics=metrics)
     return app
 
@@ -226,6 +228,7 @@ def _add_middleware(
     app: FastAPI, settings: Settings, *, guard: Guard, body_budget: BodyBudget, metrics: Metrics
 ) -> None:
     """Add the middleware, from the innermost to the outermost."""
+    app.add_middleware(Prefixed)
     app.add_middleware(Head)
     app.add_middleware(
         LimitBody,
@@ -235,6 +238,9 @@ def _add_middleware(
         metrics=metrics,
     )
     app.add_middleware(Guarded, guard=guard, metrics=metrics)
+    # A service with keys may be reached by any name: a browser does not know its keys.
+    hosts = settings.hosts or (("*",) if settings.keys else ())
+    app.add_middleware(Origins, hosts=hosts, pages=settings.cors_origins, metrics=metrics)
     app.add_middleware(ObserveRequests, metrics=metrics)
     if settings.cors_origins:
         app.add_middleware(
@@ -247,7 +253,7 @@ def _add_middleware(
 
 
 def _add_platform(app: FastAPI, settings: Settings, manager: Backend) -> None:
-    """Add the middleware that translates a platform's requests, outside of all other."""
+    """Add the middleware that translates a platform's requests."""
     if settings.routes:
         app.add_middleware(PlatformAddresses, routes=settings.routes, manager=manager)
     if settings.platform == "sagemaker":

@@ -42,6 +42,7 @@ REASONS: Final[Mapping[type[Problem], str]] = {
     RateLimited: "rate",
 }
 """Problem → reason in the metrics. `Admission` counts its refusals itself."""
+FROM_BROWSERS: Final = (b"origin", b"sec-fetch-site")
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
@@ -54,24 +55,15 @@ class Guard:
 
     Args:
         table: the access of the app's routes.
-        web_pages: whether pages of other origins may ask. They need CORS headers to read a
-            refusal, which only the app writes.
     """
 
     def __init__(
-        self,
-        *,
-        table: AccessTable,
-        keys: Keys | None,
-        rates: Rates,
-        admission: Admission,
-        web_pages: bool,
+        self, *, table: AccessTable, keys: Keys | None, rates: Rates, admission: Admission
     ) -> None:
         self._table = table
         self._keys = keys
         self._rates = rates
         self._admission = admission
-        self._web_pages = web_pages
 
     def let_in(self, method: str, path: str, headers: Headers) -> dict[str, Any]:
         """Let a request in.
@@ -150,7 +142,8 @@ class Guard:
         found = self._table.lookup("POST", path)
         if found is None or not found[0].work:
             return None
-        if self._web_pages and any(name == b"origin" for name, _ in headers):
+        # The app knows which pages may ask, and adds the headers with which they may read a refusal.
+        if any(name in FROM_BROWSERS for name, _ in headers):
             return None
         try:
             access, model = found

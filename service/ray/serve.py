@@ -176,7 +176,7 @@ class Inside:
                 del MutableHeaders(scope=message)["X-Request-ID"]
             await send(message)
 
-        await self._app({**scope, "root_path": "", "path": path or "/"}, receive, send_unnamed)
+        await self._app({**scope, "path": path or "/"}, receive, send_unnamed)
 
 
 def _scale(given: dict[str, Any]) -> Scale:

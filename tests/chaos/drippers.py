@@ -14,7 +14,7 @@ import random
 import sys
 import time
 
-HEAD = b"POST /v1/models/calm:explain HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+HEAD = b"POST /v1/models/calm:explain HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 BEGINNINGS = (b"", HEAD, HEAD + b"Content-Length: 100000\r\n\r\n")
 GIVE_UP_SECONDS = 20
 

@@ -135,7 +135,7 @@ def _invocation(body: bytes) -> bytes:
 
 def _post(path: str, body: bytes, kind: str) -> bytes:
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body

@@ -73,7 +73,7 @@ async def leaving(scale: float) -> list[Finding]:
                 body = photo(turn + 1)
                 _, writer = await asyncio.open_connection("127.0.0.1", stage.port)
                 writer.write(
-                    b"POST /v1/models/slow:predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png"
+                    b"POST /v1/models/slow:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png"
                     b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
                 )
                 writers.append(writer)

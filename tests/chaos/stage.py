@@ -154,7 +154,7 @@ def until_ready(stage: Stage, seconds: float = 120) -> float:
             suppress(OSError),
             socket.create_connection(("127.0.0.1", stage.port), timeout=2) as one,
         ):
-            one.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            one.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             if one.recv(100).startswith(b"HTTP/1.1 200"):
                 return time.monotonic() - begun
         time.sleep(0.05)
@@ -223,7 +223,7 @@ class Client:
         except OSError as error:
             raise NoReply(repr(error)) from None
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
             f"Content-Length: {len(body)}\r\n{self.headers}{more}\r\n"
         )
         try:

@@ -85,7 +85,7 @@ def test_who_leaves_is_not_worked_for() -> None:
         host, port = URL.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as leaving:
             head = (
-                "POST /slow/v1/models/slow:explain HTTP/1.1\r\nHost: a\r\n"
+                "POST /slow/v1/models/slow:explain HTTP/1.1\r\nHost: localhost\r\n"
                 f"Content-Type: image/png\r\nContent-Length: {len(photo)}\r\n\r\n"
             )
             leaving.sendall(head.encode() + photo)

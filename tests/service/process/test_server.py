@@ -139,7 +139,9 @@ def test_a_client_that_reads_no_answer_while_it_writes_gets_the_413() -> None:
 
 def raw_post(http: httpx2.Client, path: str, rest: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", http.base_url.port or 0), timeout=10) as one:
-        one.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n".encode())
+        one.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n".encode()
+        )
         one.sendall(rest)
         return one.recv(65536)
 
@@ -221,7 +223,7 @@ def test_slow_and_vanishing_callers(tmp_path: Path) -> None:
         path = "/v1/models/efficientnet-lite0:explain"
         assert raw_post(http, path, b"Content-Length: 9\r\n\r\nx").startswith(b"HTTP/1.1 504")
         with socket.create_connection(("127.0.0.1", http.base_url.port or 0)) as one:
-            one.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode())
+            one.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n".encode())
             one.sendall(b"Content-Type: image/png\r\nContent-Length: 9\r\n\r\nx")
         wait_for(http, 'status="499"')
         assert 'status="500"' not in http.get("/metrics").text
