@@ -4,21 +4,22 @@ import tables from "./colormaps.json";
 import type { Heat } from "./smallmap";
 
 export type View = "overlay" | "heat" | "contour" | "photo";
-export interface Look { view: View; opacity: number; threshold: number; colormap: string;
+export type Colormap = keyof typeof tables;
+/** How a map is drawn; without a colour map, the map's own. */
+export interface Look { view: View; opacity: number; threshold: number; colormap: Colormap | "";
   /** Whether a map is scaled by its 99th percentile; undefined: maps of pixels are. */
   bright?: boolean }
 
-export const colormaps = Object.keys(tables) as (keyof typeof tables)[];
+export const colormaps = Object.keys(tables) as Colormap[];
 const LINE = [255, 220, 0] as const;
 
-const decoded = new Map<string, Uint8Array>();
+const decoded = new Map<Colormap, Uint8Array>();
 
 /** The 256 colours of a colour map, as red, green and blue. */
-export function table(name: string): Uint8Array {
+export function table(name: Colormap): Uint8Array {
   let colours = decoded.get(name);
   if (!colours) {
-    const text = tables[name as keyof typeof tables] ?? tables.turbo;
-    colours = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    colours = Uint8Array.from(atob(tables[name]), (letter) => letter.charCodeAt(0));
     decoded.set(name, colours);
   }
   return colours;

@@ -1,6 +1,6 @@
 // How the map is made, and how it is drawn.
 
-import { colormaps, type View } from "./colours";
+import { colormaps, type Look, type View } from "./colours";
 import { answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
@@ -77,7 +77,7 @@ export function Looks() {
       checked={isBright(shown.value?.explanation.method ?? choice.value.method)}
       onChange={(event) => show({ bright: event.currentTarget.checked })} /> {words.bright}</label>
     <label>{words.colours} <select id="colours" value={colormap}
-      onChange={(event) => show({ colormap: event.currentTarget.value })}>
+      onChange={(event) => show({ colormap: event.currentTarget.value as Look["colormap"] })}>
       <option value="">turbo, coolwarm</option>
       {colormaps.map((name) => <option key={name} value={name}>{name}</option>)}
     </select></label>

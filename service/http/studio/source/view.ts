@@ -3,7 +3,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals";
 import * as api from "./api";
-import type { Look } from "./colours";
+import { colormaps, type Look } from "./colours";
 import * as photos from "./photos";
 import type { Photo, Picture } from "./photos";
 import { numbers } from "./smallmap";
@@ -32,6 +32,11 @@ const REMEMBERED = 300, ANSWERS_REMEMBERED = 30;
 const start = new URLSearchParams(location.hash.slice(1));
 const whole = (name: string) => (start.has(name) ? Number(start.get(name)) : undefined);
 
+/** What the address says, if it is one of the values that there are: a link may say anything. */
+const oneOf = <T extends string>(name: string, values: readonly T[], otherwise: T): T =>
+  values.find((value) => value === start.get(name)) ?? otherwise;
+const keys = <T extends string>(of: Record<T, unknown>) => Object.keys(of) as T[];
+
 export const choice = signal<Choice>({
   model: start.get("model") ?? "", method: start.get("method") ?? "gradcam",
   layer: start.get("layer") ?? "auto", fit: start.get("fit") ?? "squash",
@@ -40,12 +45,12 @@ export const choice = signal<Choice>({
   unit: start.get("unit") ?? undefined, box: start.get("box") ?? undefined,
 });
 export const query = signal<Query>({ question: start.get("question") ?? undefined,
-  answer: start.get("answer") ?? undefined, method: start.get("word_method") ?? "tam" });
+  answer: start.get("answer") ?? undefined, method: oneOf("word_method", keys(words.answerMethods), "tam") });
 /** The first and the last word that are chosen, by their numbers; null for the default. */
 export const chosen = signal(start.get("words")?.split("-").map(Number) as [number, number] | undefined ?? null);
 export const look = signal<Look>({
-  view: (start.get("view") ?? "overlay") as Look["view"], opacity: whole("opacity") ?? 0.5,
-  threshold: whole("threshold") ?? 0, colormap: start.get("colours") ?? "",
+  view: oneOf("view", keys(words.views), "overlay"), opacity: whole("opacity") ?? 0.5,
+  threshold: whole("threshold") ?? 0, colormap: oneOf("colours", colormaps, ""),
   bright: start.has("bright") ? start.get("bright") === "1" : undefined,
 });
 /** What stands beside the map: "model:" and a name, or "photo:" and a digest; "" for nothing. */

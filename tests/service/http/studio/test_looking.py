@@ -148,6 +148,21 @@ def test_a_link_brings_the_view_back(page: Page, address: str, cat: bytes) -> No
     expect(page.locator("#note")).to_contain_text("Open the same file")
 
 
+@pytest.mark.parametrize("word", ["__proto__", "constructor", "unheard-of"])
+def test_a_link_may_say_anything(page: Page, address: str, cat: bytes, word: str) -> None:
+    """What is not known is the default, names that every object of JavaScript has included."""
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto("about:blank")
+    page.goto(f"{address}/#colours={word}&view={word}&word_method={word}")
+    take(page, cat)
+    explained(page)
+    assert np.ptp(drawn(page)) > 0
+    assert errors == []
+    assert state(page)["view"] == "overlay"
+    assert "colours" not in state(page)
+
+
 def test_methods_are_compared_in_a_grid(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
