@@ -62,7 +62,7 @@ from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
 from service.limits.fetch import Fetcher
-from service.limits.keys import read_keys
+from service.limits.keys import keys_of_restart
 from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
@@ -112,6 +112,7 @@ def make_app(
     admission = Admission(
         settings.max_queue, tolerance=settings.delay_tolerance, metrics=metrics, counts=counts
     )
+    keys = keys_of_restart(settings.keys) if settings.keys else None
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
@@ -164,9 +165,12 @@ def make_app(
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
             async with pipeline, fetcher, manager, jobs, grpc():
-                resting = asyncio.create_task(_rest(admission), name="rest")
+                tasks = [asyncio.create_task(_rest(admission), name="rest")]
+                if keys and settings.keys:
+                    tasks.append(asyncio.create_task(keys.follow(settings.keys), name="keys"))
                 yield
-                resting.cancel()
+                for task in tasks:
+                    task.cancel()
 
     app = _described_app(lifespan)
     app.add_exception_handler(Problem, _on_problem)
@@ -189,7 +193,7 @@ def make_app(
         )
     guard = Guard(
         table=AccessTable(app.routes),
-        keys=read_keys(settings.keys) if settings.keys else None,
+        keys=keys,
         rates=rates or Rates(),
         admission=admission,
     )

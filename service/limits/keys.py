@@ -1,26 +1,32 @@
-"""API keys with their scopes and rates; only the digests of keys are stored."""
+"""API keys with their scopes, rates and ends; only the digests of keys are stored."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import logging
+import re
 import secrets
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 from limits import RateLimitItem, parse, parse_many
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from service.core.errors import ConfigError
+from service.core.errors import ConfigError, Unauthorized
 from service.core.pydantic_errors import mistake
 
 Scope = Literal["explain", "admin"]
 PREFIX = "gradcam_"
 DIGEST = "sha256:"
-
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks at the file. A changed file is read at the second look that finds it."""
+log = logging.getLogger(__name__)
 
 PATTERNS = {
     "name": "it should begin with a letter or a digit and have at most 64 letters, digits, '.', "
@@ -39,6 +45,17 @@ class KeyEntry(BaseModel):
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)] = ("explain",)
     rate: str | None = None
+    expires: datetime | None = None
+    """From when on the key is unknown."""
+
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _is_a_time(cls, expires: Any) -> datetime | None:
+        if type(expires) is date:  # its beginning in UTC
+            return datetime.combine(expires, time.min, UTC)
+        if expires is None or (isinstance(expires, datetime) and expires.tzinfo):
+            return expires
+        raise ValueError("it should be a date, or a time with an offset, like 2027-01-31T12:00:00Z")
 
     @field_validator("rate")
     @classmethod
@@ -59,6 +76,7 @@ class ApiKey:
     digest: bytes
     scopes: frozenset[Scope]
     rate: RateLimitItem | None
+    expires: datetime | None
 
 
 class Keys:
@@ -69,7 +87,11 @@ class Keys:
 
     def of(self, presented: str) -> ApiKey | None:
         """Return the key that a caller presents, or None if it is unknown. Every digest is compared
-        in constant time, so that the time taken reveals nothing."""
+        in constant time, so that the time taken reveals nothing.
+
+        Raises:
+            Unauthorized: if the key has expired.
+        """
         if not presented:
             return None
         digest = hashlib.sha256(presented.encode()).digest()
@@ -77,7 +99,59 @@ class Keys:
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
                 match = key
+        if match and match.expires and match.expires <= datetime.now(UTC):
+            raise Unauthorized(
+                f"the key {match.name!r} expired at {match.expires.isoformat()}; ask the operator "
+                "of the service for another one"
+            )
         return match
+
+    async def follow(self, file: Path) -> NoReturn:
+        """Read the file again whenever it has changed, until cancelled. A file that cannot be read,
+        or has a mistake, changes nothing; each mistake is logged once.
+
+        A file that has changed is read when it has been the same for `LOOK_SECONDS`, because
+        somebody may still write it.
+        """
+        seen: object = None
+        followed: object = ()
+        mistake = ""
+        while True:
+            found = await asyncio.to_thread(_version, file)
+            if found == seen != followed:
+                try:
+                    read = await asyncio.to_thread(read_keys, file)
+                except ConfigError as error:
+                    if str(error) != mistake:
+                        log.error("%s; the keys stay as they were", error)
+                    mistake = str(error)
+                else:
+                    if read._keys != self._keys:
+                        log.info("%s: has changed, and holds %d keys", file, len(read._keys))
+                    self._keys = read._keys
+                    followed, mistake = found, ""
+            seen = found
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def keys_of_restart(file: Path) -> Keys:
+    """Read a TOML file of keys for a process that may replace another one, whose service should not
+    end because the file has a mistake now. The process then begins without a key, lets nobody in,
+    and `Keys.follow` tells the mistake."""
+    try:
+        return read_keys(file)
+    except ConfigError:
+        return Keys([])
+
+
+def _version(file: Path) -> tuple[int, ...] | None:
+    """Return numbers that change with the file, or with the link that leads to it; None if it is
+    not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_keys(file: Path) -> Keys:
@@ -90,7 +164,7 @@ def read_keys(file: Path) -> Keys:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: is not TOML: {error}") from None
     tables = document.get("keys")
     if not isinstance(tables, list) or not tables or document.keys() - {"keys"}:
@@ -111,6 +185,7 @@ def read_keys(file: Path) -> Keys:
                 bytes.fromhex(entry.digest.removeprefix(DIGEST)),
                 frozenset(entry.scopes),
                 parse(entry.rate) if entry.rate else None,
+                entry.expires,
             )
         )
     return Keys(keys)
@@ -129,16 +204,23 @@ def _sentence(error: ValidationError) -> str:
     return f"{where} is {str(first['input'])[:80]!r}: {message}"
 
 
-def new_key(name: str, scopes: Sequence[str], rate: str | None) -> tuple[str, str]:
+def new_key(
+    name: str, scopes: Sequence[str], rate: str | None, expires: str | None = None
+) -> tuple[str, str]:
     """Return a new key of 256 random bits, and the TOML entry that admits it.
 
+    Args:
+        expires: from when on it is unknown: a number of days such as `90d`, a date, or a time with
+            an offset. None: never.
+
     Raises:
-        ConfigError: if the name, the scopes or the rate are not allowed.
+        ConfigError: if the name, the scopes, the rate or the end are not allowed.
     """
+    end = None if expires is None else _end(expires)
     key = PREFIX + secrets.token_urlsafe(32)
     digest = DIGEST + hashlib.sha256(key.encode()).hexdigest()
     try:
-        entry = KeyEntry(name=name, digest=digest, scopes=tuple(scopes), rate=rate)
+        entry = KeyEntry(name=name, digest=digest, scopes=tuple(scopes), rate=rate, expires=end)
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from None
     lines = [
@@ -149,4 +231,29 @@ def new_key(name: str, scopes: Sequence[str], rate: str | None) -> tuple[str, st
     ]
     if rate:
         lines.append(f'rate = "{rate}"')
+    if end:
+        lines.append(f"expires = {end.isoformat()}")
     return key, "\n".join(lines) + "\n"
+
+
+def _end(given: str) -> datetime:
+    """Return the end of a key that an operator has given.
+
+    Raises:
+        ConfigError: if it is not one, or not in the future.
+    """
+    try:
+        if days := re.fullmatch(r"([0-9]{1,5})d", given):
+            end = datetime.now(UTC).replace(microsecond=0) + timedelta(int(days[1]))
+        elif re.fullmatch(r"[0-9-]{10}", given):
+            end = datetime.combine(date.fromisoformat(given), time.min, UTC)
+        else:
+            end = datetime.fromisoformat(given)
+        if end <= datetime.now(UTC):
+            raise ConfigError(f"expires is {given!r}: it should be in the future")
+        return end.astimezone(UTC)
+    except (ValueError, OverflowError, TypeError):  # TypeError: a time without an offset
+        raise ConfigError(
+            f"expires is {given!r}: it should be days, like 90d, a date, like 2027-01-31, or a "
+            "time with an offset, like 2027-01-31T12:00:00Z"
+        ) from None

@@ -121,6 +121,8 @@ class Replica:
         from service.local.app import create_app
 
         keep_memory()
+        if self._settings.keys:
+            read_keys(self._settings.keys)  # the replica's node may not have the file
         self._scope.enter_context(logging_set_up(self._settings))
         if self._settings.traces:
             self._scope.enter_context(tracing(__version__))

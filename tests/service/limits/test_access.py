@@ -12,10 +12,12 @@ from starlette.testclient import TestClient
 
 from service.core.settings import Settings
 from service.http.page import PATHS
+from service.limits import keys as keys_module
 from service.limits.keys import new_key
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
+from tests.waiting import until
 
 EXPLAIN = "/v1/models/fragile:explain"
 PNG = {"Content-Type": "image/png"}
@@ -279,3 +281,26 @@ def test_rejections_are_counted_under_names_of_ours(
     assert 'gradcam_requests_total{method="any",route="unmatched",status="401"}' in text
     for unwanted in ("hostile", "secret-", *keys.values()):
         assert unwanted not in text
+
+
+def test_a_changed_file_of_keys_counts_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_module, "LOOK_SECONDS", 0.01)
+    file = tmp_path / "keys.toml"
+    old, old_entry = new_key("ann", ["explain"], "2/hour")
+    new, new_entry = new_key("ann", ["explain"], "2/hour")
+    late, late_entry = new_key("late", ["explain"], None)
+    file.write_text(old_entry)
+    with running_app(Settings(keys=file), [FRAGILE]) as client:
+
+        def status(key: str) -> int:
+            return client.get("/v1/models", headers=bearer(key)).status_code
+
+        assert status(old) == 200
+        file.write_text(f"{new_entry}\n{late_entry}expires = 2001-01-31\n")
+        until(lambda: "expired" in client.get("/v1/models", headers=bearer(late)).text, 10)
+        assert status(old) == 401
+        assert [status(new), status(new)] == [200, 429]  # the rate is that of the name
+        refused = client.get("/v1/models", headers=bearer(late))
+        check(refused, 401, "unauthorized", "the key 'late' expired at 2001-01-31T00:00:00+00:00")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from service.core.errors import ConfigError
-from service.limits.keys import new_key, read_keys
+from service.core.errors import ConfigError, Unauthorized
+from service.limits import keys as keys_module
+from service.limits.keys import Keys, keys_of_restart, new_key, read_keys
+from tests.waiting import until_async
 
 GOOD = "sha256:" + "a" * 64
 ENTRY = f'[[keys]]\nname = "x"\ndigest = "{GOOD}"\n'
@@ -110,7 +115,10 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
         ["entry 1", "scopes", "'explain' or 'admin'"],
     ),
     "no scopes": (f"{ENTRY}scopes = []", ["entry 1", "scopes", "at least 1"]),
-    "an unknown key": (f"{ENTRY}limit = 3", ["entry 1", "limit", "name, digest, scopes, rate"]),
+    "an unknown key": (
+        f"{ENTRY}limit = 3",
+        ["entry 1", "limit", "name, digest, scopes, rate, expires"],
+    ),
     "a name taken": (f"{ENTRY}\n{ENTRY}", ["entry 2", "name", "'x'", "taken"]),
     "a name of two words": (
         ENTRY.replace('"x"', '"a b"'),
@@ -121,6 +129,14 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     "an empty rate": (f"{ENTRY}rate = ''", ["entry 1", "rate"]),
     "a rate of no known time": (f"{ENTRY}rate = '3/fortnight'", ["entry 1", "rate", "fortnight"]),
     "a rate that is a number": (f"{ENTRY}rate = 3", ["entry 1", "rate", "text"]),
+    "an end in words": (f"{ENTRY}expires = 'soon'", ["entry 1", "expires", "'soon'", "an offset"]),
+    "an end without an offset": (f"{ENTRY}expires = 2027-01-31T12:00:00", ["expires", "an offset"]),
+    "an end that is a number": (f"{ENTRY}expires = 90", ["entry 1", "expires", "a date"]),
+    "an end that is a time of day": (
+        f"{ENTRY}expires = 12:00:00",
+        ["entry 1", "expires", "a date"],
+    ),
+    "lists in lists": ("x = " + "[" * 20_000, ["is not TOML"]),
     "two rates": (f"{ENTRY}rate = '9/minute;99/hour'", ["entry 1", "rate"]),
 }
 
@@ -172,3 +188,144 @@ def test_every_rate_that_is_taken_is_written_so_that_it_is_read(tmp_path: Path, 
     found = read_keys(file).of(secret)
     assert found
     assert found.rate
+
+
+@pytest.mark.parametrize("end", ["90d", "2999-01-31", "2999-01-31T12:00:00+02:00"])
+def test_an_end_is_written_so_that_it_is_read(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "keys.toml"
+    secret, entry = new_key("x", ["explain"], None, end)
+    file.write_text(entry)
+    found = read_keys(file).of(secret)
+    assert found
+    assert found.expires
+    ahead = found.expires - datetime.now(UTC)
+    assert timedelta(89) < ahead <= timedelta(90) or found.expires.year == 2999
+
+
+@pytest.mark.parametrize(
+    "end", ["", "d", "-1d", "0d", "99999999d", "2001-01-31", "2999-02-30", "2999-01-31T12:00:00"]
+)
+def test_no_key_is_made_with_an_end_that_is_none(end: str) -> None:
+    with pytest.raises(ConfigError, match="expires is '"):
+        new_key("x", ["explain"], None, end)
+
+
+@pytest.mark.parametrize("end", ["2001-01-31", "2001-01-31T12:00:00+02:00"])
+def test_an_expired_key_is_told_so_and_no_other_is(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "keys.toml"
+    secret, entry = new_key("x", ["explain"], None)
+    file.write_text(f"{entry}expires = {end}\n")
+    keys = read_keys(file)
+    with pytest.raises(Unauthorized, match="the key 'x' expired at 2001-01-31T"):
+        keys.of(secret)
+    assert keys.of(secret + "x") is None
+
+
+def written(file: Path, text: str) -> None:
+    """Replace a file as editors do."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
+
+
+@asynccontextmanager
+async def followed(file: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keys]:
+    monkeypatch.setattr(keys_module, "LOOK_SECONDS", 0.01)
+    keys = keys_of_restart(file)
+    following = asyncio.create_task(keys.follow(file))
+    yield keys
+    following.cancel()
+    assert not following.done()
+
+
+@pytest.mark.anyio
+async def test_a_changed_file_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys.toml"
+    ann, her_entry = new_key("ann", ["explain"], None)
+    bob, his_entry = new_key("bob", ["explain"], "3/minute")
+    file.write_text(her_entry)
+    async with followed(file, monkeypatch) as keys:
+        written(file, his_entry)
+        found = await until_async(lambda: keys.of(bob))
+        assert found.rate
+        assert keys.of(ann) is None
+        file.write_text(f"{his_entry}\n{her_entry}")  # in place
+        await until_async(lambda: keys.of(ann))
+        assert keys.of(bob)
+
+
+@pytest.mark.anyio
+async def test_a_secret_of_kubernetes_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is a link into a folder that is a link, which Kubernetes replaces."""
+    (ann, her_entry), (bob, his_entry) = (new_key(name, ["explain"], None) for name in "ab")
+    for version, entry in (("..1", her_entry), ("..2", his_entry)):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "keys.toml").write_text(entry)
+    (tmp_path / "..data").symlink_to("..1")
+    file = tmp_path / "keys.toml"
+    file.symlink_to("..data/keys.toml")
+    async with followed(file, monkeypatch) as keys:
+        assert keys.of(ann)
+        (tmp_path / "..data_tmp").symlink_to("..2")
+        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+        await until_async(lambda: keys.of(bob))
+        assert keys.of(ann) is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wrong", ["", '[[keys]]\nname = "a', "[[keys]]\nname = 3\n", None])
+async def test_a_file_with_a_mistake_keeps_the_keys_and_is_logged_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wrong: str | None,
+) -> None:
+    file = tmp_path / "keys.toml"
+    ann, her_entry = new_key("ann", ["explain"], None)
+    bob, his_entry = new_key("bob", ["explain"], None)
+    file.write_text(her_entry)
+
+    def complaints() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+
+    looks = 0
+    real = keys_module.read_keys
+
+    def counted(path: Path) -> Keys:
+        nonlocal looks
+        looks += 1
+        return real(path)
+
+    async with followed(file, monkeypatch) as keys:
+        if wrong is None:
+            file.unlink()
+        else:
+            written(file, wrong)
+        await until_async(complaints)
+        monkeypatch.setattr(keys_module, "read_keys", counted)
+        await until_async(lambda: looks >= 3)
+        (complaint,) = complaints()
+        assert str(file) in complaint
+        assert "the keys stay" in complaint
+        assert keys.of(ann)
+        written(file, his_entry)
+        await until_async(lambda: keys.of(bob))
+        assert keys.of(ann) is None
+
+
+@pytest.mark.anyio
+async def test_a_process_that_starts_beside_a_wrong_file_lets_nobody_in_until_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text("[[keys]]")
+    ann, her_entry = new_key("ann", ["explain"], None)
+    async with followed(file, monkeypatch) as keys:
+        await until_async(lambda: caplog.records)
+        assert keys.of(ann) is None
+        written(file, her_entry)
+        await until_async(lambda: keys.of(ann))
