@@ -30,6 +30,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.http.access import Access, AccessTable
+from service.http.encodings import Decoded
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.keys import ApiKey, Keys
@@ -42,6 +43,7 @@ REASONS: Final[Mapping[type[Problem], str]] = {
     RateLimited: "rate",
 }
 """Problem → reason in the metrics. `Admission` counts its refusals itself."""
+OF_ENCODED: Final = (b"content-encoding", b"content-length")
 FROM_BROWSERS: Final = (b"origin", b"sec-fetch-site")
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -212,7 +214,8 @@ class Guarded:
 class LimitBody:
     """Refuses a request whose body is larger than allowed, because of its Content-Length or as soon
     as too many bytes have arrived. It also refuses a request if the bodies of all requests together
-    are larger than the service may hold.
+    are larger than the service may hold. A body with a Content-Encoding is decoded here, and its
+    decoded bytes count.
 
     Args:
         max_bytes: maximum bytes of a body.
@@ -240,16 +243,24 @@ class LimitBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        claimed = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        claimed = headers.get("content-length", "")
         access = scope.get("state", {}).get("access")
         streams = access is not None and access.streams
         most = self._max_streamed_bytes if streams else self._max_bytes
+        encoding = ", ".join(headers.getlist("content-encoding")).strip()
+        if encoding.lower() == "identity":
+            encoding = ""
+        if encoding:  # what is read has neither this encoding nor this length
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_ENCODED]
         received = 0
 
         async def receive_bounded() -> Message:
-            nonlocal received
+            nonlocal received, receive, encoding
             if claimed.isdecimal() and int(claimed[:20]) > most:
                 raise self._too_large(f"the body has {claimed[:20]} bytes", most)
+            if encoding:
+                receive, encoding = Decoded(receive, encoding), ""
             message = await receive()
             received += len(message.get("body", b""))
             if received > most:
