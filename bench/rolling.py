@@ -79,13 +79,20 @@ def service(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def nginx(ports: Sequence[int]) -> Iterator[str]:
-    """nginx before two ports; its address."""
+def nginx(
+    ports: Sequence[int], configuration: Path = CONFIGURATION, below: str = ""
+) -> Iterator[str]:
+    """nginx before services at these ports instead of those that its configuration names; its
+    address.
+
+    Args:
+        below: the path below which it publishes the service.
+    """
     if NGINX is None:
         raise SystemExit("nginx is not installed")
     port = free_port()
-    site = CONFIGURATION.read_text(encoding="utf-8")
-    for address, other in zip(("127.0.0.1:8000", "127.0.0.1:8010"), ports, strict=True):
+    site = configuration.read_text(encoding="utf-8")
+    for address, other in zip(("127.0.0.1:8000", "127.0.0.1:8010"), ports, strict=False):
         site = site.replace(address, f"127.0.0.1:{other}")
     site = site.replace("listen 8080", f"listen 127.0.0.1:{port}")
     with tempfile.TemporaryDirectory() as name:
@@ -103,8 +110,8 @@ def nginx(ports: Sequence[int]) -> Iterator[str]:
             [NGINX, "-c", file, "-e", "stderr"], stderr=subprocess.DEVNULL
         )
         try:
-            ask_until_ready(port)
-            yield f"http://127.0.0.1:{port}"
+            ask_until_ready(port, below=below)
+            yield f"http://127.0.0.1:{port}{below}"
         finally:
             process.terminate()
             process.wait(10)

@@ -220,17 +220,21 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def ask_until_ready(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait for a server; a process, if it is known, that ends meanwhile ends this one."""
+def ask_until_ready(
+    port: int, process: subprocess.Popen[bytes] | None = None, below: str = ""
+) -> None:
+    """Wait for a server, whose paths are below another one; a process, if it is known, that ends
+    meanwhile ends this one."""
     for _ in range(3000):
         if process and process.poll() is not None:
             break
         for path in ("/readyz", "/health"):
             with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-                connection.request("GET", path)
-                if connection.getresponse().status == 200:
-                    return
+                asked = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                with contextlib.closing(asked) as connection:
+                    connection.request("GET", below + path)
+                    if connection.getresponse().status == 200:
+                        return
         time.sleep(0.1)
     raise SystemExit("a server did not start")
 

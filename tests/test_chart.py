@@ -116,6 +116,19 @@ def test_the_chart_is_of_this_version(chart: helm.Chart) -> None:
     assert chart.metadata["appVersion"] == chart.version == __version__
 
 
+def test_without_keys_the_service_is_called_by_the_names_of_its_kubernetes_service(
+    chart: helm.Chart,
+) -> None:
+    release = Release(chart, {"insecure": True})
+    name = release.only("Service")["metadata"]["name"]
+    in_full = [f"{name}.vision{domain}" for domain in ("", ".svc", ".svc.cluster.local")]
+    assert release.settings.hosts == (name, *in_full)
+    named = Release(chart, {"insecure": True, "settings": {"hosts": "maps.example"}})
+    assert named.settings.hosts == ("maps.example",)
+    of_a_platform = Release(chart, {"insecure": True, "settings": {"platform": "kserve"}})
+    assert of_a_platform.settings.hosts == ("*",)
+
+
 def test_everything_on_is_everything(everything: Release) -> None:
     assert {each["kind"] for each in everything.manifests} == {
         "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "NetworkPolicy",
@@ -151,6 +164,7 @@ def test_variables_are_settings_that_the_service_takes(release: Release) -> None
     named = [settings.keys, settings.models, settings.jobs and settings.jobs / "database"]
     assert {str(path.parent) for path in named if path} <= mounted
     assert (settings.keys is None) == settings.insecure
+    assert bool(settings.hosts) == settings.insecure
 
 
 def test_each_setting_has_one_place(chart: helm.Chart) -> None:

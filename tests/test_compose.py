@@ -44,6 +44,7 @@ def test_the_service_starts_with_these_settings(services: dict[str, dict[str, An
     environment = services["gradcam"]["environment"]
     settings = read_settings({"GRADCAM_HOST": "0.0.0.0", **environment})
     assert settings.insecure
+    assert settings.hosts == ("gradcam",)
     database = re.sub(r"\$\{.*?:-(.*?)\}", r"\1", settings.jobs_database or "")
     assert database == "postgresql+psycopg://gradcam:gradcam@postgres/gradcam"
     assert settings.drain_seconds < int(services["gradcam"]["stop_grace_period"].rstrip("s"))

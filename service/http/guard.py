@@ -144,7 +144,7 @@ class Guard:
         found = self._table.lookup("POST", path)
         if found is None or not found[0].work:
             return None
-        # The app knows which pages may ask, and adds the headers with which they may read a refusal.
+        # The app knows which pages may ask, and adds the headers with which they read a refusal.
         if any(name in FROM_BROWSERS for name, _ in headers):
             return None
         try:
@@ -270,7 +270,7 @@ class LimitBody:
             return message
 
         with self._body_budget.share() as hold:
-            scope["state"]["hold"] = hold.add
+            scope.setdefault("state", {})["hold"] = hold.add
             await self._app(scope, receive_bounded, send)
 
     def _too_large(self, what: str, most: int) -> BodyTooLarge:

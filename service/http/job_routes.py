@@ -213,7 +213,8 @@ class JobRoutes:
         if len(listed) > limit:
             listed = listed[:limit]
             also = f"&state={state}" if state else ""
-            following = f"/v1/jobs?limit={limit}&before={listed[-1].id}{also}"
+            root = request.scope.get("root_path", "")
+            following = f"{root}/v1/jobs?limit={limit}&before={listed[-1].id}{also}"
         documents = [await place.describe(job) for job in listed]
         return Response(dump(JobList(jobs=documents, next=following)), media_type=JSON)
 

@@ -73,8 +73,8 @@ async def leaving(scale: float) -> list[Finding]:
                 body = photo(turn + 1)
                 _, writer = await asyncio.open_connection("127.0.0.1", stage.port)
                 writer.write(
-                    b"POST /v1/models/slow:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png"
-                    b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+                    b"POST /v1/models/slow:predict HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(body) + body
                 )
                 writers.append(writer)
             while await _waiting(client) < count / 2:  # noqa: ASYNC110

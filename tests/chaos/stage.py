@@ -223,8 +223,8 @@ class Client:
         except OSError as error:
             raise NoReply(repr(error)) from None
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nAccept: {accept}\r\n"
-            f"Content-Length: {len(body)}\r\n{self.headers}{more}\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+            f"Accept: {accept}\r\nContent-Length: {len(body)}\r\n{self.headers}{more}\r\n"
         )
         try:
             writer.write(head.encode() + body)

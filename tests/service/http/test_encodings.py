@@ -192,7 +192,7 @@ async def test_the_decoded_bytes_count_for_the_budget_of_all_bodies() -> None:
 
 
 def test_the_client_of_triton_compresses(served: TestClient) -> None:
-    """As `tritonclient` does with `request_compression_algorithm`: JSON, then the tensors' bytes."""
+    """As `tritonclient` does with `request_compression_algorithm`: JSON, then tensors."""
     tensor = len(PHOTO).to_bytes(4, "little") + PHOTO
     head = json.dumps(
         {

@@ -249,6 +249,7 @@ async def test_a_changed_file_is_read_again(
     async with followed(file, monkeypatch) as keys:
         written(file, his_entry)
         found = await until_async(lambda: keys.of(bob))
+        assert found
         assert found.rate
         assert keys.of(ann) is None
         file.write_text(f"{his_entry}\n{her_entry}")  # in place

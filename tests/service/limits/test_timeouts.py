@@ -35,8 +35,8 @@ def test_callers_who_leave_are_dropped_from_the_queue(slow_catalog: str) -> None
             photo = encoded(noise(8, 8, seed))
             caller = socket.create_connection(address)
             caller.sendall(
-                b"POST /v1/models/slow:explain HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
-                b"Content-Length: %d\r\n\r\n%b" % (len(photo), photo)
+                b"POST /v1/models/slow:explain HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n%b" % (len(photo), photo)
             )
             callers.append(caller)
         time.sleep(0.3)
