@@ -64,6 +64,7 @@ class Simulated:
 
     def __init__(self, rate: float) -> None:
         self.fidelities: dict[str, Any] = {}
+        self.images_a_second = rate
         self.loaded = asyncio.create_task(asyncio.sleep(0))
         self._seconds = 1 / rate
         self._free = 0.0

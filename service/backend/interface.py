@@ -68,6 +68,11 @@ class ModelBackend(Protocol):
         """Return whether the method's maps at the default layer come from the fast path."""
 
     @property
+    def images_a_second(self) -> float:
+        """Number of images that are explained in a second, as the warm-up has measured it; 0 if it
+        has not."""
+
+    @property
     def alive(self) -> bool:
         """Whether questions are answered at the moment."""
 

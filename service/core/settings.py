@@ -178,17 +178,23 @@ class Settings(BaseModel):
         "`auto`, the fastest installed one",
     )
     max_queue: int = Field(
-        256,
+        1024,
         ge=1,
         description="most images in work for one model, waiting ones included, at most half of "
         "them of costly methods; beyond it requests get a 429",
     )
-    delay_tolerance: float = Field(
-        3.5,
+    target_seconds: float = Field(
+        2.0,
+        gt=0,
+        description="longest that a request should wait: while a model's requests in progress, "
+        "divided by its answers a second, are more than this, requests get a 429. A model that "
+        "takes longer for one request alone is allowed 1.5 times that",
+    )
+    delay_tolerance: float | None = Field(
+        None,
         ge=0,
-        description="largest ratio of a request's time under load to its time alone, for three "
-        "quarters of a model's requests; above this ratio requests get a 429. 0: only "
-        "GRADCAM_MAX_QUEUE limits requests",
+        description="instead of GRADCAM_TARGET_SECONDS, how many times as long as alone a request "
+        "may take; above this ratio requests get a 429. 0: only GRADCAM_MAX_QUEUE limits requests",
     )
     max_bodies_bytes: int = Field(
         250_000_000,

@@ -27,7 +27,8 @@ COMPANY_SECONDS = 5.0
 PATIENCE_SECONDS = 1.0
 """Seconds after which waiting background items get one batch although interactive items wait."""
 STANDING_BATCHES = 2
-"""Interactive items that wait for more batches than this wait too long."""
+"""Interactive items that wait for more batches than this, and longer than the patience, wait too
+long."""
 STANDING_SECONDS = 0.1
 """Least time for which all items have to wait too long before the newest are taken first."""
 MEMORY = 8
@@ -81,6 +82,7 @@ class Batcher(Generic[Item, Result]):
         max_batch: largest number of items in a batch; `interactive_batch` may set a smaller one for
             interactive items.
         max_queue: largest number of waiting items.
+        patience: seconds that interactive items may always wait, before they wait too long.
         name: name of the thread.
         prepare: called first in the thread.
 
@@ -102,6 +104,7 @@ class Batcher(Generic[Item, Result]):
         priority: Callable[[Item], Priority] = lambda item: "interactive",
         max_batch: int,
         max_queue: int,
+        patience: float = 0.0,
         name: str = "batcher",
         prepare: Callable[[], None] | None = None,
     ) -> None:
@@ -119,6 +122,7 @@ class Batcher(Generic[Item, Result]):
         self.interactive_batch = max_batch
         """Largest number of interactive items in a batch."""
         self._max_queue = max_queue
+        self._patience = patience
         self._name = name
         self._prepare = prepare
         self._running = 0
@@ -266,7 +270,8 @@ class Batcher(Generic[Item, Result]):
     @property
     def _standing_seconds(self) -> float:
         """Longest time that interactive items should wait."""
-        return STANDING_BATCHES * self._item_seconds * self.interactive_batch
+        batches = STANDING_BATCHES * self._item_seconds * self.interactive_batch
+        return max(batches, self._patience)
 
     def _stands(self, now: float) -> bool:
         """Return whether items have waited too long for some time."""

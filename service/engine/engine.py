@@ -128,6 +128,7 @@ class Engine:
     Use with `async with`: leaving it finishes the queued items and ends the thread.
 
     Args:
+        patience: seconds that an image may wait before the newest ones are taken first.
         cores: numbers of the CPU cores to which the worker thread, and the threads that torch
             starts from it, are bound; None for all cores.
         images: number of images that will be explained; None if that is not known.
@@ -139,6 +140,7 @@ class Engine:
         *,
         max_queue: int,
         metrics: Metrics,
+        patience: float = 0.0,
         cores: Sequence[int] | None = None,
         images: int | None = None,
     ) -> None:
@@ -159,6 +161,8 @@ class Engine:
         """Whether the worker thread runs the model with prompts of a request as its classes."""
         self.fidelities: dict[str, Fidelity] = {}
         """Method name → fidelity of its fast maps to the exact maps; empty without a fast path."""
+        self.images_a_second = 0.0
+        """Number of images that the warm-up explained in a second; 0 if it has not."""
         self.batcher: Batcher[_Item, object] = Batcher(
             self._run,
             # Each target costs the whole batch a backward pass, so only items with the same number
@@ -182,6 +186,7 @@ class Engine:
             priority=lambda item: item.priority,
             max_batch=model.max_batch,
             max_queue=max_queue,
+            patience=patience,
             name=f"engine {model.name}",
             prepare=partial(bind, cores),
         )
@@ -217,7 +222,7 @@ class Engine:
         only as long as they pay."""
         sizes = sorted({*(2**power for power in range(self._fullest.bit_length())), self._fullest})
         seconds: dict[int, float] = {}
-        for _ in range(TRIALS if len(sizes) > 1 else 0):
+        for _ in range(TRIALS):
             best = math.inf
             for count in sizes:
                 took = await self._batch(count)
@@ -228,9 +233,8 @@ class Engine:
                 best = min(best, took / count)
             if sum(seconds.values()) > LONG_TRIAL_SECONDS:
                 break
-        if not seconds:
-            return
         self.batcher.interactive_batch = chosen = smallest_that_pays(seconds)
+        self.images_a_second = chosen / seconds[chosen]
         log.info(
             "model %s: milliseconds an image in batches: %s; at most %d images wait for each other",
             self.model.name,

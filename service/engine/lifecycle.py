@@ -32,6 +32,7 @@ class ModelLifecycle:
     Args:
         essential: whether the service is ready only if this model is ready.
         max_queue: largest number of images that wait for the model, on all devices together.
+        patience: seconds that an image may wait before the newest ones are taken first.
         cache_bytes: size of the cache of answers, in bytes.
         hang_seconds: seconds after which a batch that still runs counts as hung.
         cache: keeps what is found out about the model for the next start.
@@ -46,6 +47,7 @@ class ModelLifecycle:
         *,
         essential: bool,
         max_queue: int,
+        patience: float = 0.0,
         cache_bytes: int,
         hang_seconds: float,
         metrics: Metrics,
@@ -65,6 +67,7 @@ class ModelLifecycle:
         self.loading = False
         """Whether a thread builds the model, even if its result is no longer needed."""
         self._queue = -(-max_queue // len(entry.copies))
+        self._patience = patience
         self._cache_bytes = cache_bytes
         self._hang_seconds = hang_seconds
         self._metrics = metrics
@@ -181,6 +184,7 @@ class ModelLifecycle:
         engine = Engine(
             model,
             max_queue=self._queue,
+            patience=self._patience,
             metrics=self._metrics,
             cores=_cores(self.entry)[turn],
             images=self._images,

@@ -232,6 +232,7 @@ class ModelManager:
             entry,
             essential=essential,
             max_queue=self._settings.max_queue,
+            patience=self._settings.target_seconds,
             cache_bytes=self._settings.cache_bytes,
             hang_seconds=self._settings.hang_seconds,
             metrics=self._metrics,

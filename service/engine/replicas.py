@@ -77,6 +77,11 @@ class Replicas:
         }
 
     @property
+    def images_a_second(self) -> float:
+        """Number of images that all engines explain in a second; 0 if that is not known."""
+        return sum(engine.images_a_second for engine in self.engines)
+
+    @property
     def runtime(self) -> Runtime:
         """What runs the model for the methods that `is_fast` names."""
         return self.engines[0].runtime

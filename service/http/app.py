@@ -58,6 +58,7 @@ from service.http.proxies import Forwarded, Prefixed
 from service.http.reception import Reception
 from service.http.routes import make_router
 from service.jobs.host import Jobs
+from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
@@ -109,8 +110,19 @@ def make_app(
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
     pipeline = make_pipeline(settings, metrics, counts)
     fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
+
+    def warmed(model: str) -> float:
+        try:
+            return manager.replicas(model).images_a_second
+        except Problem:  # there is no such model, or it loads
+            return 0.0
+
     admission = Admission(
-        settings.max_queue, tolerance=settings.delay_tolerance, metrics=metrics, counts=counts
+        settings.max_queue,
+        allowed=allowed_by(settings),
+        metrics=metrics,
+        counts=counts,
+        warmed=warmed,
     )
     keys = keys_of_restart(settings.keys) if settings.keys else None
     body_budget = BodyBudget(

@@ -45,6 +45,8 @@ REASONS: Final[Mapping[type[Problem], str]] = {
 """Problem → reason in the metrics. `Admission` counts its refusals itself."""
 OF_ENCODED: Final = (b"content-encoding", b"content-length")
 FROM_BROWSERS: Final = (b"origin", b"sec-fetch-site")
+TIMEOUT: Final = "x-request-timeout"
+"""Header with the seconds that a caller allows."""
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
@@ -87,7 +89,8 @@ class Guard:
                 return {"place": None}
             raise self._table.refusal(method, path)
         access, model = found
-        return self.enter(access, model, self.authorise(access, headers))
+        key = self.authorise(access, headers)
+        return self.enter(access, model, key, allowed_seconds(headers))
 
     def access_of(self, method: str, path: str) -> Access:
         """Return what a route requires.
@@ -111,11 +114,14 @@ class Guard:
         self._require_scope(key, access)
         return key
 
-    def enter(self, access: Access, model: str | None, key: ApiKey | None) -> dict[str, Any]:
+    def enter(
+        self, access: Access, model: str | None, key: ApiKey | None, seconds: float
+    ) -> dict[str, Any]:
         """Give an authorised request its place, and count it for its key's rate.
 
         Args:
             model: name of the model on which it asks for work; None if it asks for none.
+            seconds: seconds that its caller allows; infinity if that is not said.
 
         Returns:
             What `let_in` returns.
@@ -123,7 +129,9 @@ class Guard:
         Raises:
             QueueFull, RateLimited: if there is no place, or the key has had its requests.
         """
-        place = None if model is None else self._admission.enter(model, key.name if key else "")
+        place = None
+        if model is not None:
+            place = self._admission.enter(model, key.name if key else "", seconds=seconds)
         try:
             self._count(key)
         except RateLimited:
@@ -148,8 +156,9 @@ class Guard:
         if any(name in FROM_BROWSERS for name, _ in headers):
             return None
         try:
-            access, model = found
-            return self.enter(access, model, self.authorise(access, Headers(raw=list(headers))))
+            (access, model), known = found, Headers(raw=list(headers))
+            key = self.authorise(access, known)
+            return self.enter(access, model, key, allowed_seconds(known))
         except QueueFull:
             raise
         except Problem:  # the app refuses it again, with a request id and a line in the log
@@ -276,6 +285,16 @@ class LimitBody:
     def _too_large(self, what: str, most: int) -> BodyTooLarge:
         self._metrics.rejected.labels(reason="body too large").inc()
         return BodyTooLarge(f"{what}; at most {most} bytes are allowed")
+
+
+def allowed_seconds(headers: Headers) -> float:
+    """Return the seconds that a caller allows, or infinity if it states none. Values that are not
+    allowed are refused later."""
+    try:
+        seconds = float(headers.get(TIMEOUT, "inf"))
+    except ValueError:
+        return math.inf
+    return seconds if seconds > 0 else math.inf
 
 
 def presented(headers: Headers) -> str:

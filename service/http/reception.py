@@ -195,8 +195,8 @@ class Reception:
                 if self._predictor:
                     instances = await self._predictor.choose(model, instances)
                 yield RequestContext(replicas, instances, timings, seconds, until, hold)
-                if place:  # a remembered answer took no batch, and less time than others
-                    place.was_answered, place.was_computed = True, timings.batch_size > 0
+                if place:
+                    place.was_answered, place.batch = True, timings.batch_size
 
     @contextmanager
     def lasting(self, context: RequestContext[P]) -> Iterator[None]:

@@ -16,8 +16,8 @@ from typing import Final
 
 from service.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from service.core.metrics import Metrics
-from service.limits.adaptive_limit import LEAST, AdaptiveLimit
-from service.limits.counters import Cells, LocalCounts, ServiceCounts
+from service.limits.adaptive_limit import LEAST, AdaptiveLimit, Allowed, without_end
+from service.limits.counters import LocalCounts, ServiceCounts
 
 IMAGES: Final = "images"
 COSTLY: Final = "costly images"
@@ -25,31 +25,30 @@ BODY_SECONDS: Final = 0.25
 """Time after which a request whose body has not arrived loses its place until it has."""
 ACTIVE_SECONDS: Final = 1.0
 """Time after its last request in which a key counts among those that share the places."""
+MOST_RETRY_SECONDS: Final = 60
 
 
 class AdmittedRequest:
     """One request's place among those in progress. `Admission.enter` makes it."""
 
-    def __init__(
-        self, model: _Model, key: str, now: float, *, number: int, began_alone: bool
-    ) -> None:
+    def __init__(self, model: _Model, key: str, seconds: float, now: float) -> None:
         self.model = model
         self.key = key
-        self.number = number
-        """Number of the model's requests that have got a place, in all processes, and it is the
-        latest of."""
-        self.began_alone = began_alone
-        """Whether no other request of the model was in progress when it came."""
+        self.seconds = seconds
+        """Seconds that its caller allows it."""
         self.since = now
         """When the request arrived: its head, and then its body."""
-        self.weight = 1
-        """Number of places that it takes; 0 while it has lost its place."""
+        self.weight = 0
+        """Number of places that it takes; 0 also while it has lost its place."""
+        self.found = 0
+        """Number of places that were taken when it took its own, that one included."""
         self.is_costly = False
         self.images = 0
         """Number of its images, once it has been admitted."""
         self.was_answered = False
-        self.was_computed = False
-        """Whether the model has computed its answer, so that it was not a remembered one."""
+        self.batch = 0
+        """Number of images that the model has computed together with its own; 0 if the answer was
+        a remembered one."""
 
     def arrive(self) -> None:
         """Record that the body has arrived."""
@@ -66,8 +65,11 @@ class Admission:
     Args:
         room: maximum number of images of one model. Costly images, which need many forward passes
             or many maps, may use half of it, so that they never exclude the others.
-        tolerance: see `AdaptiveLimit`; 0: nothing but `room` limits the images.
+        allowed: the seconds that a request may take, see `AdaptiveLimit`; by default, nothing but
+            `room` limits the images.
         counts: the counts of the whole service; by default, this process is alone.
+        warmed: returns the images a second of a model, as its warm-up has measured them; 0 if that
+            is not known.
         clock: returns the time in seconds.
     """
 
@@ -76,14 +78,16 @@ class Admission:
         room: int,
         *,
         metrics: Metrics,
-        tolerance: float = 0.0,
+        allowed: Allowed = without_end,
         counts: ServiceCounts | None = None,
+        warmed: Callable[[str], float] = lambda model: 0.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._room = room
-        self._tolerance = tolerance
+        self._allowed = allowed
         self._metrics = metrics
         self._counts = counts or LocalCounts()
+        self._warmed = warmed
         self._clock = clock
         self._models: dict[str, _Model] = {}
         self.admitted = 0
@@ -102,12 +106,13 @@ class Admission:
         """Return whether work on images ended within the last `seconds`."""
         return monotonic() - self._counts.touched() < seconds
 
-    def enter(self, name: str, key: str = "") -> AdmittedRequest:
+    def enter(self, name: str, key: str = "", *, seconds: float = math.inf) -> AdmittedRequest:
         """Take a place for a request for work on a model.
 
         Args:
             name: name of the model, which may be invented.
             key: name of the API key of the request.
+            seconds: seconds that its caller allows it.
 
         Raises:
             QueueFull: if there is no place, or no room for an image.
@@ -116,7 +121,7 @@ class Admission:
         model = self._models.get(name)
         if model is None:
             model = _Model(name, self, self._counts, self._clock)
-        place = model.enter(key)
+        place = model.enter(key, seconds)
         self._models[name] = model
         return place
 
@@ -156,9 +161,16 @@ class Admission:
         with self._counted(model, count, costly):
             yield
 
-    def limit_of(self, cells: Cells) -> AdaptiveLimit:
-        """Return a limit whose state is in `cells`."""
-        return AdaptiveLimit(self._room, tolerance=self._tolerance, cells=cells, clock=self._clock)
+    def limit_of(self, model: str) -> AdaptiveLimit:
+        """Return the limit of a model."""
+        return AdaptiveLimit(
+            f"limit of {model}",
+            self._room,
+            allowed=self._allowed,
+            counts=self._counts,
+            warmed=lambda: self._warmed(model),
+            clock=self._clock,
+        )
 
     def drop(self, model: str) -> None:
         """Forget a model of which no request was admitted, as its name may be invented."""
@@ -171,12 +183,14 @@ class Admission:
 
     def show(self, model: str, limit: AdaptiveLimit) -> None:
         """Show the state of a model's limit in the metrics."""
-        self._metrics.admission_limit.labels(model=model).set(limit.number)
+        self._metrics.admission_limit.labels(model=model).set(limit.number())
         self._metrics.admission_delay.labels(model=model).set(limit.delay)
 
     @contextmanager
     def _counted(self, model: str, count: int, costly: int) -> Iterator[None]:
-        names = (IMAGES, count), (f"{IMAGES} of {model}", count), (f"{COSTLY} of {model}", costly)
+        names = [(IMAGES, count), (f"{IMAGES} of {model}", count)]
+        if costly:
+            names.append((f"{COSTLY} of {model}", costly))
         for name, number in names:
             self._counts.add(name, number)
         try:
@@ -194,9 +208,11 @@ class Admission:
         """
         half = -(-self._room // 2)
         for kind, number, room in ((IMAGES, count, self._room), (COSTLY, costly, half)):
+            if not number:
+                continue
             held = self._counts.total(f"{kind} of {model}") - (number if already else 0)
             # A request that is larger than the room is admitted if the room is empty.
-            if number and held and held + number > room:
+            if held and held + number > room:
                 raise self.refuse(
                     f"{held} {kind} are in progress for model {model!r}; at most {room} are "
                     "allowed",
@@ -215,12 +231,8 @@ class _Model:
         self._admission = admission
         self._counts = counts
         self._clock = clock
-        self._places, self._present, self._entered, shared = (
-            f"{what} of {name}" for what in ("places", "requests", "entries", "limit")
-        )
-        counts.publish(shared, 1)
-        self._names = self._places, self._present, self._entered, shared
-        self._limit = admission.limit_of(counts.cells(shared))
+        self._places = f"places of {name}"
+        self._limit = admission.limit_of(name)
         self._shown = 0
         """The limit that the metrics show."""
         self._taken: Counter[str] = Counter()
@@ -228,8 +240,12 @@ class _Model:
         self._costly = 0
         """Places of costly images, which are counted apart: they take so long that they would
         leave none to the others."""
+        self._costly_seconds = 0.0
+        """Time that the latest request for costly images took."""
         self._here = 0
         """Number of requests that have entered this process and not left."""
+        self._stirred = 0.0
+        """When the latest of them left, or the first one entered."""
         self._reading: dict[AdmittedRequest, None] = {}
         """Requests whose bodies have not arrived, the oldest first."""
         self._asked: dict[str, float] = {}
@@ -237,24 +253,25 @@ class _Model:
         self._is_known = False
         """Whether a request was ever admitted, so that there is such a model."""
 
-    def enter(self, key: str) -> AdmittedRequest:
+    def enter(self, key: str, seconds: float) -> AdmittedRequest:
         now = self._clock()
         self._asked[key] = now
-        if not self._has_place(key, now):
-            raise self._refused()
-        alone = self._counts.add(self._present, 1) == 1
-        if alone:
-            self._limit.wake()
-        number = self._counts.add(self._entered, 1)
-        place = AdmittedRequest(self, key, now, number=number, began_alone=alone)
+        place = AdmittedRequest(self, key, seconds, now)
+        if not self._has_place(place, now):
+            raise self._refused(place)
+        if not self._here:
+            self._stirred = now
         self._here += 1
-        self._take(key, 1)
+        self._take(place, 1)
         self._reading[place] = None
         return place
 
-    def _take(self, key: str, places: int) -> None:
-        self._taken[key] += places
-        self._counts.add(self._places, places)
+    def _take(self, place: AdmittedRequest, weight: int) -> None:
+        """Change the number of places that a request takes."""
+        more = weight - place.weight
+        if more:
+            self._taken[place.key] += more
+            place.weight, place.found = weight, self._counts.add(self._places, more)
 
     def arrive(self, place: AdmittedRequest) -> None:
         if place in self._reading:
@@ -265,82 +282,89 @@ class _Model:
         """Let a request begin, whose images are known now."""
         self._is_known = True
         self.arrive(place)
-        limit = self._limit.number
-        if not place.weight and not self._has_place(place.key, self._clock()):
-            raise self._refused()
-        self._take(place.key, -place.weight)
-        place.weight = 0
+        limit = self._limit.number(place.seconds)
+        if not place.weight and not self._has_place(place, self._clock()):
+            raise self._refused(place)
         half = max(math.ceil(limit / 2), LEAST)
         weight = min(count, half)
         if is_costly:
             if self._costly and self._costly + weight > half:
-                raise self._refused(kind="costly images")
+                raise self._admission.refuse(
+                    f"{self._costly} costly images are in progress for model {self._name!r}; at "
+                    f"most {half} are allowed",
+                    self._retry_after(self._costly_seconds),
+                    reason="limit",
+                )
+            self._take(place, 0)
             self._costly += weight
-        elif count > 1 and self._counts.total(self._places) >= limit:
-            raise self._refused()
+            place.weight, place.is_costly = weight, True
+        elif count > 1 and self._counts.total(self._places) - place.weight >= limit:
+            raise self._refused(place)
         else:
-            self._take(place.key, weight)
-        place.weight, place.is_costly, place.images = weight, is_costly, count
+            self._take(place, weight)
+        place.images = count
 
     def leave(self, place: AdmittedRequest) -> None:
         self._reading.pop(place, None)
-        self._limit.free(place.weight)
+        self._here -= 1
+        self._stirred = self._clock()
+        took = self._stirred - place.since
         if place.is_costly:
             self._costly -= place.weight
+            self._costly_seconds = took
         else:
-            self._take(place.key, -place.weight)
-        self._counts.add(self._present, -1)
-        self._here -= 1
-        if place.images and not place.is_costly and place.was_answered:
-            alone = place.began_alone and self._counts.total(self._entered) == place.number
-            self._limit.note(
-                self._clock() - place.since,
-                alone=alone,
-                images=place.images,
-                computed=place.was_computed,
-            )
-            self._show()
+            found = place.found - place.weight + place.images
+            self._take(place, 0)
+            if place.was_answered:
+                self._limit.note(took, found=found, waiting=place.found, batch=place.batch)
+                self._show()
         if not self._here:
             self._taken.clear()
             if not self._is_known:
                 self._admission.drop(self._name)
-                for name in self._names:
+                for name in (self._places, *self._limit.names):
                     self._counts.publish(name, 0)
 
     def _show(self) -> None:
-        if self._limit.number != self._shown:
-            self._shown = self._limit.number
+        if self._limit.number() != self._shown:
+            self._shown = self._limit.number()
             self._admission.show(self._name, self._limit)
 
-    def _has_place(self, key: str, now: float) -> bool:
+    def _has_place(self, place: AdmittedRequest, now: float) -> bool:
         """Return whether a request may take a place: one is free, or the key has less than its
         share of them."""
-        limit, taken = self._limit.number, self._counts.total(self._places)
+        limit, taken = self._limit.number(place.seconds), self._counts.total(self._places)
         if taken < limit:
             return True
-        for place in list(self._reading):
-            if now - place.since < BODY_SECONDS:
+        for slow in list(self._reading):
+            if now - slow.since < BODY_SECONDS:
                 break
-            del self._reading[place]
-            self._take(place.key, -place.weight)
-            taken -= place.weight
-            place.weight = 0
-        if taken < limit:
-            return True
-        if limit < LEAST or taken >= 2 * limit:
-            return False
+            del self._reading[slow]
+            self._take(slow, 0)
+        taken = self._counts.total(self._places)
+        if taken < limit or taken >= 2 * limit:
+            return taken < limit
         self._asked = {
             key: asked for key, asked in self._asked.items() if now - asked < ACTIVE_SECONDS
         }
-        return self._taken[key] < limit / len(self._asked) and len(self._asked) > 1
+        return self._taken[place.key] < limit / len(self._asked) and len(self._asked) > 1
 
-    def _refused(self, kind: str = "requests") -> QueueFull:
-        self._limit.refuse()
-        self._show()
-        taken = self._costly if kind != "requests" else self._counts.total(self._places)
+    def _refused(self, place: AdmittedRequest) -> QueueFull:
+        taken, rate = self._counts.total(self._places), self._limit.rate
+        why = f"at most {self._limit.number(place.seconds)} are allowed"
+        if rate:
+            why = (
+                f"it answers {rate:.3g} a second, and a request may take "
+                f"{self._limit.allowed(place.seconds):.3g} s"
+            )
         return self._admission.refuse(
-            f"{taken} {kind} are in progress for model {self._name!r}; it cannot answer more in "
-            "time",
-            self._limit.retry_after(self._taken.total() + self._costly),
+            f"{taken} requests are in progress for model {self._name!r}; {why}",
+            self._retry_after(taken / rate if rate else 0),
             reason="limit",
         )
+
+    def _retry_after(self, seconds: float) -> int:
+        """Return the whole seconds after which to come again, where those in progress are expected
+        to take `seconds`; at least as many as have passed without an answer."""
+        still = self._clock() - self._stirred if self._here else 0.0
+        return min(max(math.ceil(seconds), math.ceil(still), 1), MOST_RETRY_SECONDS)

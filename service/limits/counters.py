@@ -10,13 +10,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from mmap import mmap
 from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 CONNECTIONS: Final = "connections"
 """The number of open connections."""
@@ -59,6 +59,9 @@ class ServiceCounts(Protocol):
         """Return `CELLS` numbers that all processes read and write; the last writer counts. They
         are 0 until they are written, and exist while this process's share of the name is not 0."""
 
+    def claim(self) -> AbstractContextManager[bool]:
+        """Return a context manager, whose value is whether no other process is in such a block."""
+
     def touch(self) -> None:
         """Record that work has ended now."""
 
@@ -93,6 +96,9 @@ class LocalCounts:
     def cells(self, name: str) -> Cells:
         return self._cells.setdefault(name, array("d", bytes(CELLS * NUMBER_BYTES)))
 
+    def claim(self) -> AbstractContextManager[bool]:
+        return nullcontext(True)
+
     def touch(self) -> None:
         self._touched = monotonic()
 
@@ -124,7 +130,7 @@ class SharedCounts:
         self._times = table[values : values + times].cast("d")
         self._cells = table[values + times : values + times + cells].cast("d")
         self._names = table[values + times + cells :]
-        self._lock = FileLock(f"{file}.lock")
+        self._lock, self._claim = (FileLock(f"{file}.{kind}") for kind in ("lock", "claim"))
         self._columns: dict[str, tuple[int, bytes]] = {}
 
     def add(self, name: str, amount: int) -> int:
@@ -148,6 +154,16 @@ class SharedCounts:
     def cells(self, name: str) -> Cells:
         start = self._column(name) * CELLS
         return self._cells[start : start + CELLS]
+
+    @contextmanager
+    def claim(self) -> Iterator[bool]:
+        try:
+            held = self._claim.acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        with held:
+            yield True
 
     def touch(self) -> None:
         self._times[self._row] = monotonic()

@@ -292,6 +292,7 @@ class RemoteModel:
         self.copies = state.copies
         self.runtime: Runtime = state.runtime
         self.fidelities = state.fidelities
+        self.images_a_second = state.images_a_second
 
     def is_fast(self, method: str) -> bool:
         return method in self._fast

@@ -131,6 +131,7 @@ class ModelSnapshot:
     copies: int = 0
     runtime: Runtime = "torch"
     fidelities: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
+    images_a_second: float = 0.0
     fast: frozenset[str] = frozenset()
     """Names of the methods whose maps come from the fast path."""
 

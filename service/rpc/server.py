@@ -248,5 +248,6 @@ def _model_state(backend: Backend, name: str) -> ModelSnapshot:
         copies=replicas.copies,
         runtime=replicas.runtime,
         fidelities=dict(replicas.fidelities),
+        images_a_second=replicas.images_a_second,
         fast=frozenset(name for name in METHODS if replicas.is_fast(name)),
     )

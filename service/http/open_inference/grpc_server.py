@@ -204,7 +204,7 @@ class Calls:
         share(len(body))
         message = await asyncio.to_thread(self._parsed, name, body)
         model = _model_of(message) if access.work else None
-        call.place = self._guard.enter(access, model, key)["place"]
+        call.place = self._guard.enter(access, model, key, seconds)["place"]
         try:
             fields = await handler(message, call)
             return await asyncio.to_thread(self._written, name, fields)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
-from service.limits.adaptive_limit import ALONE, FIRST
+from service.limits.adaptive_limit import FIRST, LEAST, within
 from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
-from tests.service.limits.test_adaptive_limit import Clock
+from tests.service.limits.simulated import Clock
 
 CAT = "cat"
 Enter = Callable[..., AdmittedRequest]
@@ -27,28 +28,30 @@ def metrics() -> Metrics:
     return Metrics()
 
 
+TARGET = 2.0
+
+
 @pytest.fixture
 def admission(clock: Clock, metrics: Metrics) -> Admission:
-    """One that knows how long a request takes alone, 0.1 s, so that it does not measure it."""
-    admission = Admission(256, metrics=metrics, tolerance=4, clock=clock)
-    for _ in range(ALONE):
-        answer(admission, clock, 0.1)
-    clock.now += ACTIVE_SECONDS  # these requests had a key of another name
-    return admission
+    """One that knows no rate, so that its limit is the first one."""
+    return Admission(256, metrics=metrics, allowed=within(TARGET), clock=clock)
 
 
-def entered(admission: Admission, key: str = "") -> AdmittedRequest:
-    place = admission.enter(CAT, key)
+def entered(admission: Admission, key: str = "", seconds: float = math.inf) -> AdmittedRequest:
+    place = admission.enter(CAT, key, seconds=seconds)
     place.arrive()
     return place
 
 
-def answer(admission: Admission, clock: Clock, seconds: float) -> None:
-    place = entered(admission)
-    with admission.admit("cat", 1, costly=0, place=place):
-        clock.now += seconds
-        place.was_answered = place.was_computed = True
-    place.leave()
+def answer(admission: Admission, clock: Clock, seconds: float, *places: AdmittedRequest) -> None:
+    """Answer requests together, or a new one."""
+    places = places or (entered(admission),)
+    for place in places:
+        admission.admit("cat", 1, costly=0, place=place).__enter__()
+        place.was_answered, place.batch = True, len(places)
+    clock.now += seconds
+    for place in places:
+        place.leave()
 
 
 def shown(metrics: Metrics, series: str) -> float:
@@ -71,17 +74,48 @@ def test_as_many_are_in_progress_as_the_limit_says(admission: Admission, metrics
         admission.enter(CAT)
 
 
-def test_slow_answers_make_the_limit_smaller_and_metrics_show_it(
+def test_the_limit_is_what_is_answered_in_time_and_metrics_show_it(
     admission: Admission, clock: Clock, metrics: Metrics
 ) -> None:
-    for _ in range(3):
-        answer(admission, clock, 2.0)
-    assert shown(metrics, 'gradcam_admission_limit{model="cat"}') < FIRST
-    assert shown(metrics, 'gradcam_admission_delay_seconds{model="cat"}') == 2
-    for _ in range(2):
+    answer(admission, clock, 0.1)
+    assert shown(metrics, 'gradcam_admission_delay_seconds{model="cat"}') == pytest.approx(0.1)
+    answer(admission, clock, 4.0, *[entered(admission) for _ in range(FIRST)])
+    limit = shown(metrics, 'gradcam_admission_limit{model="cat"}')
+    assert LEAST < limit < FIRST
+    for _ in range(int(limit)):
         entered(admission)
-    with pytest.raises(QueueFull):
-        [entered(admission) for _ in range(FIRST - 2)]
+    with pytest.raises(
+        QueueFull,
+        match=rf"{limit:.0f} requests are in progress for model 'cat'; it answers [\d.]+ a second, "
+        r"and a request may take 2 s; try again",
+    ):
+        entered(admission)
+
+
+def test_a_caller_who_allows_less_time_is_refused_before_others(
+    clock: Clock, metrics: Metrics
+) -> None:
+    warmed = {"cat": 10.0}
+    admission = Admission(
+        256, metrics=metrics, allowed=within(TARGET), warmed=lambda name: warmed[name], clock=clock
+    )
+    for _ in range(5):
+        entered(admission, seconds=0.5)
+    with pytest.raises(QueueFull, match=r"answers 10 a second, and a request may take 0\.5 s"):
+        entered(admission, seconds=0.5)
+    for _ in range(15):
+        entered(admission)
+    with pytest.raises(QueueFull, match="a request may take 2 s") as refusal:
+        entered(admission)
+    assert refusal.value.headers()["Retry-After"] == "2", "20 requests at 10 a second"
+    clock.now += 7
+    with pytest.raises(QueueFull) as refusal:
+        entered(admission)
+    assert refusal.value.headers()["Retry-After"] == "7", "nothing was answered for so long"
+    clock.now += 99
+    with pytest.raises(QueueFull) as refusal:
+        entered(admission)
+    assert refusal.value.headers()["Retry-After"] == "60"
 
 
 def test_a_busy_key_leaves_another_its_share(admission: Admission, clock: Clock) -> None:
@@ -162,56 +196,21 @@ def test_costly_images_take_no_places_of_others(admission: Admission) -> None:
         place.leave()
 
 
-@pytest.mark.parametrize("how", ["many", "costly", "remembered", "together"])
-def test_only_plain_requests_alone_tell_how_long_one_takes(
-    clock: Clock, metrics: Metrics, how: str
-) -> None:
-    admission = Admission(256, metrics=metrics, tolerance=4, clock=clock)
-    for _ in range(ALONE):
-        place = entered(admission)
-        other = entered(admission) if how == "together" else None
-        count, costly = 2 if how == "many" else 1, int(how == "costly")
-        with admission.admit("cat", count, costly=costly, place=place):
-            clock.now += 0.1
-            place.was_answered, place.was_computed = True, how != "remembered"
-        place.leave()
-        if other:
-            other.leave()
-    places = [entered(admission) for _ in range(FIRST)]
-    with pytest.raises(QueueFull):
-        admission.enter(CAT)
-    for place in places:
-        place.leave()
-    entered(admission)
-    if how == "together":
-        with pytest.raises(QueueFull):  # the probe lets in one at a time
-            admission.enter(CAT)
-    else:
-        assert admission.enter(CAT), "there is nothing that a probe could measure"
-
-
-def test_a_request_beside_another_process_is_not_alone(clock: Clock, metrics: Metrics) -> None:
+def test_processes_share_the_places(clock: Clock, metrics: Metrics) -> None:
     counts = LocalCounts()
     one, other = (
-        Admission(256, metrics=metrics, tolerance=4, counts=counts, clock=clock) for _ in range(2)
+        Admission(256, metrics=metrics, allowed=within(TARGET), counts=counts, clock=clock)
+        for _ in range(2)
     )
-    there = entered(other)
-    for _ in range(ALONE):
-        answer(one, clock, 0.8)
-    there.leave()
-    for _ in range(ALONE):
-        answer(one, clock, 0.1)
-    clock.now += 10  # a rest, after which the limit is the first again
     places = [entered(one) for _ in range(FIRST)]
     with pytest.raises(QueueFull, match="requests are in progress"):
         entered(other)
     for place in places:
         place.leave()
     assert len([entered(other) for _ in range(FIRST)]) == FIRST
-    assert one._models["cat"]._limit.reference == pytest.approx(0.1)
 
 
 def test_invented_names_of_models_are_forgotten(admission: Admission) -> None:
     for number in range(1000):
         admission.enter(str(number)).leave()
-    assert len(admission._models) == 1
+    assert not admission._models

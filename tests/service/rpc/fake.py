@@ -78,6 +78,7 @@ class FakeModel:
     def __init__(self, model: ModelInfo) -> None:
         self.model = model
         self.fidelities: dict[str, Any] = {}
+        self.images_a_second = 12.5
         self.asked: list[Any] = []
         self.value: Any = ANSWER
         self.error: Exception | None = None
