@@ -15,10 +15,14 @@ from itertools import cycle
 from time import perf_counter
 from typing import Final, cast
 
+from service.core.settings import Settings
+
 PROBE_SECONDS: Final = 0.05
 """Seconds between two probes."""
 LAST_SECONDS: Final = 15.0
 """Longest wait for the last answers."""
+TIMES_ALONE: Final = 5
+SPARE_SECONDS: Final = 0.5
 PROBE: Final = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -170,6 +174,17 @@ async def flood(
         if late:
             await asyncio.wait(late)
     return Flood(shots, probes, seconds)
+
+
+def patience(alone: float) -> float:
+    """Return the seconds within which an answer is useful.
+
+    Args:
+        alone: seconds that a request takes alone.
+    """
+    settings = Settings()
+    wanted = max(TIMES_ALONE * alone, settings.target_seconds) + SPARE_SECONDS
+    return min(settings.deadline_seconds, wanted)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

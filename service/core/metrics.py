@@ -111,7 +111,7 @@ class Metrics:
         )
         self.admission_delay = gauge(
             "gradcam_admission_delay_seconds",
-            "Time within which three quarters of the latest requests were answered",
+            "Requests in progress, divided by the answers a second",
             ["model"],
             multiprocess_mode="livemax",
         )

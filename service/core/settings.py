@@ -186,15 +186,15 @@ class Settings(BaseModel):
     target_seconds: float = Field(
         2.0,
         gt=0,
-        description="longest that a request should wait: while a model's requests in progress, "
-        "divided by its answers a second, are more than this, requests get a 429. A model that "
-        "takes longer for one request alone is allowed 1.5 times that",
+        description="longest time for which a request should wait for its answer: beyond as many "
+        "requests in progress as a model answers in this time, requests get a 429. A model that "
+        "takes longer for one alone may take 1.5 times that",
     )
     delay_tolerance: float | None = Field(
         None,
         ge=0,
-        description="instead of GRADCAM_TARGET_SECONDS, how many times as long as alone a request "
-        "may take; above this ratio requests get a 429. 0: only GRADCAM_MAX_QUEUE limits requests",
+        description="how many times as long as alone a request may take, instead of "
+        "GRADCAM_TARGET_SECONDS; 0: only GRADCAM_MAX_QUEUE limits requests",
     )
     max_bodies_bytes: int = Field(
         250_000_000,

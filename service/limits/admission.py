@@ -181,10 +181,10 @@ class Admission:
         self._metrics.rejected.labels(reason=reason).inc()
         return QueueFull(f"{detail}; try again", retry_after=retry_after)
 
-    def show(self, model: str, limit: AdaptiveLimit) -> None:
-        """Show the state of a model's limit in the metrics."""
-        self._metrics.admission_limit.labels(model=model).set(limit.number())
-        self._metrics.admission_delay.labels(model=model).set(limit.delay)
+    def show(self, model: str, limit: int, delay: float) -> None:
+        """Show a model's limit and delay in the metrics."""
+        self._metrics.admission_limit.labels(model=model).set(limit)
+        self._metrics.admission_delay.labels(model=model).set(delay)
 
     @contextmanager
     def _counted(self, model: str, count: int, costly: int) -> Iterator[None]:
@@ -233,8 +233,8 @@ class _Model:
         self._clock = clock
         self._places = f"places of {name}"
         self._limit = admission.limit_of(name)
-        self._shown = 0
-        """The limit that the metrics show."""
+        self._shown = 0, 0.0
+        """The limit and the delay that the metrics show."""
         self._taken: Counter[str] = Counter()
         """Places that each key has taken in this process, without those of costly images."""
         self._costly = 0
@@ -326,9 +326,10 @@ class _Model:
                     self._counts.publish(name, 0)
 
     def _show(self) -> None:
-        if self._limit.number() != self._shown:
-            self._shown = self._limit.number()
-            self._admission.show(self._name, self._limit)
+        now = self._limit.number(), self._limit.delay
+        if now != self._shown:
+            self._shown = now
+            self._admission.show(self._name, *now)
 
     def _has_place(self, place: AdmittedRequest, now: float) -> bool:
         """Return whether a request may take a place: one is free, or the key has less than its

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.core.errors import BodyTooLarge, Overloaded
 from service.core.metrics import Metrics
 from service.core.settings import Settings
+from service.http.access import Access
 from service.http.encodings import PIECE
 from service.http.guard import LimitBody
 from service.limits.body_budget import BodyBudget
@@ -155,10 +156,11 @@ async def received(
         app,
         max_bytes=0 if streamed else most,
         body_budget=budget,
-        streamed={"/": most} if streamed else {},
+        max_streamed_bytes=most if streamed else 0,
         metrics=metrics,
     )
-    scope = {"type": "http", "path": "/", "headers": [(b"content-encoding", b"gzip")]}
+    state = {"access": Access("explain", streams=streamed)}
+    scope = {"type": "http", "headers": [(b"content-encoding", b"gzip")], "state": state}
     try:
         await limited(scope, receive, nowhere)
     except (BodyTooLarge, Overloaded) as problem:
