@@ -37,10 +37,14 @@ class Line:
                 self._loop.call_soon_threadsafe(self.meanwhile[each])
         return list(items)
 
-    async def process(self, items: list[int], priority: Callable[[int], Priority]) -> None:
+    async def process(
+        self, items: list[int], priority: Callable[[int], Priority], patience: float = 0.0
+    ) -> None:
         """Process items that come at the same time, and one more for each of `meanwhile`."""
         count = len(items) + len(self.meanwhile)
-        async with Batcher(self, max_batch=1, max_queue=99, priority=priority) as batcher:
+        async with Batcher(
+            self, max_batch=1, max_queue=99, priority=priority, patience=patience
+        ) as batcher:
             self.batcher = batcher
             for item in items:
                 batcher.submit(item)
@@ -58,6 +62,11 @@ async def test_where_all_wait_too_long_the_newest_are_taken_first(line: Line) ->
     """After the second item all have waited for more than two batches, for one batch's time."""
     await line.process(list(range(20)), lambda item: "interactive")
     assert line.order == [0, 1, *range(19, 1, -1)]
+
+
+async def test_items_keep_their_order_as_long_as_they_may_wait(line: Line) -> None:
+    await line.process(list(range(20)), lambda item: "interactive", patience=20)
+    assert line.order == list(range(20))
 
 
 async def test_as_soon_as_one_has_not_waited_long_the_oldest_has_its_turn(line: Line) -> None:

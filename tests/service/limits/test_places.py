@@ -9,9 +9,11 @@ import pytest
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
+from service.http.guard import Guard
 from service.limits.adaptive_limit import FIRST, LEAST, within
 from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
+from service.limits.rates import Rates
 from tests.service.limits.simulated import Clock
 
 CAT = "cat"
@@ -214,3 +216,19 @@ def test_invented_names_of_models_are_forgotten(admission: Admission) -> None:
     for number in range(1000):
         admission.enter(str(number)).leave()
     assert not admission._models
+
+
+@pytest.mark.parametrize(
+    ("sent", "admitted"), [("0.5", 5), ("9", 20), ("inf", 20), ("nan", 20), ("-1", 20), ("x", 20)]
+)
+def test_the_head_of_a_request_says_how_long_its_caller_waits(
+    clock: Clock, metrics: Metrics, sent: str, admitted: int
+) -> None:
+    admission = Admission(
+        256, metrics=metrics, allowed=within(TARGET), warmed=lambda name: 10.0, clock=clock
+    )
+    guard = Guard(keys=None, rates=Rates(), admission=admission, web_pages=False)
+    for _ in range(admitted):
+        assert guard.let_in_early(CAT, [(b"x-request-timeout", sent.encode())])
+    with pytest.raises(QueueFull):
+        guard.let_in_early(CAT, [(b"x-request-timeout", sent.encode())])
