@@ -128,6 +128,18 @@ async def test_randomised_models_do_not_disturb_the_questions_beside_them(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("max_batch", [1, 4])
+async def test_the_warm_up_measures_how_many_images_are_explained_in_a_second(
+    model: ServedModel, max_batch: int
+) -> None:
+    limited = replace(model, max_batch=max_batch)
+    async with Engine(limited, max_queue=64, metrics=Metrics()) as engine:
+        assert engine.images_a_second == 0
+        await engine.warm()
+        assert engine.images_a_second > 0
+
+
+@pytest.mark.slow
 async def test_an_image_larger_than_the_input_is_answered_by_the_model_itself(
     model: ServedModel,
 ) -> None:
