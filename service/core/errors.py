@@ -213,7 +213,6 @@ class UnsupportedMediaType(Problem):
 class UnsupportedEncoding(Problem):
     status = 415
     title = "The body's encoding is not supported"
-    example = "Content-Encoding is 'br'"
 
     def headers(self) -> dict[str, str]:
         return {"Accept-Encoding": "gzip, deflate"}
