@@ -23,6 +23,7 @@ from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
 
 Listener = Callable[[Progress], None]
+NO_MODEL: Final = "no model is loaded; add one with POST /v1/models"
 OBSERVED_AT_ONCE: Final = 2
 """Number of images whose layers are observed at a time. The outputs of all layers of a model take
 some hundred megabytes."""
@@ -40,7 +41,7 @@ def unknown_model(name: str, names: Collection[str]) -> UnknownModel:
         names: the names of the models that exist.
     """
     if not names:
-        return UnknownModel("the service has no model: each was removed")
+        return UnknownModel(NO_MODEL)
     known = ", ".join(names) + did_you_mean(name, names)
     return UnknownModel(f"there is no model {name[:80]!r}; the models are {known}")
 
@@ -126,8 +127,8 @@ class Backend(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether at least one model is ready, every essential model is ready unless it is being
-        removed, and the service is not draining."""
+        """Whether every model of the catalog is ready unless it is being removed, and the service is
+        not draining. A service without models is ready."""
 
     @property
     def worn_out(self) -> bool:

@@ -21,7 +21,7 @@ from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
 from service.core.threads import spin_briefly
 from service.limits.keys import new_key, read_keys
-from service.models.catalog import read_catalog
+from service.models.catalog import configured, read_catalog
 from service.models.store import copied
 from service.process.listener import listen
 from service.process.supervisor import supervise
@@ -103,9 +103,7 @@ def serve(
         if settings.models_uri and settings.models is None:
             folder = opened.enter_context(copied(settings.models_uri))
             settings = settings.model_copy(update={"models": folder})
-        entries = read_catalog(settings.models, name=settings.model_name)
-        if settings.starts_empty:
-            entries = ()
+        entries = configured(settings)
         if settings.keys:
             read_keys(settings.keys)  # report a mistake in it before anything starts
         listening = opened.enter_context(listen(settings))

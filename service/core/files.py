@@ -1,4 +1,4 @@
-"""Atomic writing of files: a file is written completely or not at all."""
+"""Atomic writing of files: a file is written completely or not at all; and why one cannot be read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
+
+LFS: Final = b"version https://git-lfs.github.com/spec/"
+"""The first bytes of a file that stands for another one, which Git LFS has not fetched."""
 
 
 @contextmanager
@@ -50,3 +54,37 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def why_unreadable(file: Path) -> str | None:
+    """Return why the content of a file cannot be read, as half a sentence; None if it can. This
+    never waits: what is not a regular file, such as a FIFO, is not opened."""
+    try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):
+            return "it is a directory" if stat.S_ISDIR(mode) else "it is not a regular file"
+        with file.open("rb") as opened:
+            first = opened.read(len(LFS))
+    except PermissionError:
+        return f"Permission denied{_whose(file)}"
+    except (OSError, ValueError) as error:  # a ValueError: its name has a null character
+        return getattr(error, "strerror", None) or str(error)
+    if not first:
+        return "it is empty"
+    if first == LFS:
+        return "it is a pointer of Git LFS in place of the file; run git lfs pull"
+    return None
+
+
+def _whose(file: Path) -> str:
+    """Return to whom a file belongs that this process may not read, as the end of a sentence."""
+    try:
+        seen = file.stat()
+        us = os.geteuid()
+    except (OSError, AttributeError):  # a folder above it is closed; Windows has other rights
+        return " to a folder above it"
+    return (
+        f": it belongs to user {seen.st_uid} with mode {stat.S_IMODE(seen.st_mode):04o}, and the "
+        f"service runs as user {us}; safetensors and transformers write files that only their "
+        "owner may read, so allow others to read it (chmod a+r)"
+    )

@@ -23,6 +23,7 @@ from service.core.schemas import Open
 
 class ModelList(Open):
     models: list[str] = Field(examples=[["efficientnet-lite0"]])
+    detail: str | None = Field(None, description="What to do, if the list is empty.")
 
 
 class InputDescription(Open):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from service.backend.interface import unknown_model
+from service.backend.interface import NO_MODEL, unknown_model
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable, without_folders
 from service.core.metrics import Metrics
@@ -15,6 +15,7 @@ from service.core.settings import Settings
 from service.engine.lifecycle import ModelLifecycle
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
+from service.models.journal import Journal
 
 LOOK_SECONDS = 0.05
 
@@ -36,6 +37,8 @@ class ModelManager:
     Args:
         images: number of images that will be explained; None if that is not known. For a few, no
             model is converted for OpenVINO.
+        journal: keeps what is added and removed. The models that it names are loaded after those of
+            the catalog.
     """
 
     loaded: asyncio.Task[None]
@@ -47,12 +50,20 @@ class ModelManager:
         settings: Settings,
         metrics: Metrics,
         images: int | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._settings = settings
         self._images = images
         self._metrics = metrics
         self._cache = DiskCache(settings.cache)
-        self._lifecycles = {entry.name: self._lifecycle(entry, essential=True) for entry in entries}
+        self._journal = journal or Journal()
+        self._lifecycles = {
+            entry.name: self._lifecycle(entry, essential=True)
+            for entry in self._journal.configured(entries)
+        }
+        for added in self._journal.added():
+            self._lifecycles[added.entry.name] = self._lifecycle(added.read, essential=False)
+            self._lifecycles[added.entry.name].failure = added.failure
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._given_up = 0
@@ -99,11 +110,10 @@ class ModelManager:
 
     @property
     def ready(self) -> bool:
-        """Whether at least one model is ready, every essential model is ready unless it is being
-        removed, and the service is not draining. A model is ready if it is warm and has a live
-        worker."""
-        able = any(lifecycle.ready for lifecycle in self._lifecycles.values())
-        return able and not self.draining and not self._missing
+        """Whether every essential model is ready unless it is being removed, and the service is not
+        draining. A model is ready if it is warm and has a live worker. A service without models is
+        ready, because a platform loads models only into one that is."""
+        return not self.draining and not self._missing
 
     @property
     def worn_out(self) -> bool:
@@ -136,7 +146,7 @@ class ModelManager:
         if self.draining:
             return "the service is shutting down"
         if not self._lifecycles:
-            return "there is no model: each was removed"
+            return NO_MODEL
         missing = self._missing or list(self._lifecycles.values())
         loading = [lifecycle.entry.name for lifecycle in missing if lifecycle.replicas is None]
         if loading:
@@ -180,8 +190,12 @@ class ModelManager:
                 f"there are {len(self._lifecycles)} models, which is the maximum; DELETE one first"
             )
         self._lifecycles[entry.name] = self._lifecycle(entry, essential=False)
-        self._tasks[entry.name] = asyncio.create_task(self._join(entry.name), name="add a model")
+        self._journal.add(entry)
+        self._begin(entry.name)
         self._tell()
+
+    def _begin(self, name: str) -> None:
+        self._tasks[name] = asyncio.create_task(self._join(name), name="add a model")
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         """Refuse new requests for a model, finish the current ones, and unload the model.
@@ -198,6 +212,7 @@ class ModelManager:
         if lifecycle.leaving:
             raise Conflict(f"model {name!r} is being unloaded")
         lifecycle.leaving = True
+        self._journal.remove(name)
         self._tell()
         if task := self._tasks.pop(name, None):
             task.cancel()
@@ -242,14 +257,15 @@ class ModelManager:
         )
 
     async def _load(self) -> None:
+        essential = {name: each for name, each in self._lifecycles.items() if each.essential}
         # One that cannot be right must not wait until those before it are loaded.
-        for lifecycle in list(self._lifecycles.values()):
+        for lifecycle in essential.values():
             try:
                 await lifecycle.check()
             except ConfigError:
                 if not lifecycle.leaving:  # a failure does not matter after a removal
                     raise
-        for name, lifecycle in list(self._lifecycles.items()):
+        for name, lifecycle in essential.items():
             async with self._one_at_a_time:
                 if not lifecycle.leaving:
                     try:
@@ -261,13 +277,18 @@ class ModelManager:
                 await lifecycle.leave(0)
                 continue
             self._tasks[name] = asyncio.create_task(lifecycle.watch(), name=f"watch {name}")
+        for name, lifecycle in self._lifecycles.items():  # those of the journal
+            if not (lifecycle.essential or lifecycle.leaving or lifecycle.failure):
+                if name not in self._tasks:
+                    self._begin(name)
 
     async def _join(self, name: str) -> None:
         """Load an added model, then monitor its workers until cancelled."""
         lifecycle = self._lifecycles[name]
         try:
             async with self._one_at_a_time:
-                await lifecycle.load()
+                with self._journal.loading(name):
+                    await lifecycle.load()
         except ConfigError:
             log.warning("model %s could not be loaded: %s", name, lifecycle.failure)
         except Exception:

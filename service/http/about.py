@@ -11,7 +11,7 @@ from cam import METHODS
 from cam.agreement import Fidelity
 from cam.drift.shift import Shift, TooFew
 from service.backend.answers import Drift
-from service.backend.interface import Backend
+from service.backend.interface import NO_MODEL, Backend
 from service.backend.work import CompareDrift
 from service.core import model_schemas
 from service.core.errors import Unavailable
@@ -66,6 +66,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
         tags=["models"],
         summary="The models' names",
         responses=answers(model_schemas.ModelList),
+        response_model_exclude_none=True,
     )(routes.list_models)
     router.get(
         "/v1/models/{model:model}",
@@ -122,7 +123,9 @@ class AboutRoutes:
 
     @needs("read")
     async def list_models(self) -> model_schemas.ModelList:
-        return model_schemas.ModelList(models=self._manager.names)
+        return model_schemas.ModelList(
+            models=self._manager.names, detail=None if self._manager.names else NO_MODEL
+        )
 
     @needs("read")
     async def get_model(self, model: str) -> model_schemas.ModelDescription:

@@ -23,6 +23,8 @@ from service.core.choices import (
     Weights,
 )
 from service.core.errors import ConfigError
+from service.core.files import why_unreadable
+from service.core.settings import Settings
 
 MISMATCHES = {"pin": "sha256", "crop": "crop_ratio", "runtime": "runtime"}
 """Type of a validation error about conflicting keys → the key that the message names."""
@@ -334,6 +336,16 @@ the last convolution, the best layer of a network of plain convolutions, gradcam
 0.79 at this one."""
 
 
+def configured(settings: Settings) -> tuple[ModelEntry, ...]:
+    """Return the entries of the models with which a service starts.
+
+    Raises:
+        ConfigError: see `read_catalog`.
+    """
+    entries = read_catalog(settings.models, name=settings.model_name)
+    return () if settings.starts_empty else entries
+
+
 def read_catalog(file: Path | None, *, name: str | None = None) -> tuple[ModelEntry, ...]:
     """Return the entries of a file, or of a folder: of its `models.toml`, or of the one model that
     it holds. Without a path, return the entry of the embedded model.
@@ -374,10 +386,10 @@ def _of_folder(folder: Path) -> tuple[ModelEntry, ...]:
 
 def _of_file(file: Path) -> tuple[ModelEntry, ...]:
     """Return the entries of a TOML file."""
+    if reason := why_unreadable(file):
+        raise ConfigError(f"{file}: cannot be read: {reason}")
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: is not TOML: {error}") from None
     for key in document.keys() - {"models"}:

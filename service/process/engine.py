@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import socket
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.models.catalog import ModelEntry
+from service.models.journal import Journal
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.running import end_at_once, run_until_done, why_not_loaded
 from service.rpc.server import BackendServer
@@ -28,19 +30,21 @@ def run(
     settings: Settings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
+    journal: Path,
     heartbeat: Heartbeat,
 ) -> int:
     """Serve the models to other processes until told to stop.
 
     Args:
         listening: the Unix socket at which the other processes connect.
+        journal: the file of the models that are added and removed while the service runs.
 
     Returns:
         The process's exit code, as `service.process.server.run` returns it.
     """
     keep_memory()
     return run_until_done(
-        settings, lambda: _serve(settings, entries, listening, heartbeat), heartbeat
+        settings, lambda: _serve(settings, entries, listening, journal, heartbeat), heartbeat
     )
 
 
@@ -48,6 +52,7 @@ async def _serve(
     settings: Settings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
+    journal: Path,
     heartbeat: Heartbeat,
 ) -> int:
     loop, stopping, forced = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -61,7 +66,9 @@ async def _serve(
     metrics = Metrics()
     if heartbeat.again:
         metrics.count_restart(entry.name for entry in entries)
-    manager = ModelManager(entries, settings=settings, metrics=metrics)
+    manager = ModelManager(
+        entries, settings=settings, metrics=metrics, journal=Journal(journal)
+    )
     server = BackendServer(manager, listening)
     manager.subscribe(server.tell)
     async with manager, server:

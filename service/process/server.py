@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from service.backend.interface import Backend
+from service.backend.interface import NO_MODEL, Backend
 from service.core.allocator import keep_memory
 from service.core.errors import ConfigError, Problem
 from service.core.metrics import Metrics
@@ -185,6 +185,9 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
 
 def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:
     key = '-H "X-API-Key: $KEY" ' if keys else ""
+    if not manager.names:
+        print(f"\nReady at {address}/. {NO_MODEL[0].upper()}{NO_MODEL[1:]}.\n", flush=True)
+        return
     name = manager.names[0]
     photo, ask = "photos/chelsea", "explain?fit=squash"
     with contextlib.suppress(Problem):  # it may have just been removed

@@ -36,6 +36,7 @@ from service.core.metrics import FOLDER
 from service.core.settings import Settings
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
+from service.models.journal import NAME as JOURNAL
 from service.process.child import Child
 from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
 from service.process.listener import listen
@@ -91,7 +92,8 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
                     "TMPDIR to a folder with a short path that the service may write to"
                 ) from None
         else:
-            supervisor.add_one_for_all(settings, entries)
+            folder = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="gradcam-")))
+            supervisor.add_one_for_all(folder, settings, entries)
         return asyncio.run(supervisor.run())
 
 
@@ -135,8 +137,12 @@ class _Supervisor:
         self._metrics: Path | None = None
         """The folder of the metrics of all processes, if there are several."""
 
-    def add_one_for_all(self, settings: Settings, entries: Entries) -> None:
-        """Add the process that receives requests and holds the models."""
+    def add_one_for_all(self, folder: Path, settings: Settings, entries: Entries) -> None:
+        """Add the process that receives requests and holds the models.
+
+        Args:
+            folder: the folder of what outlives the process.
+        """
         # The forkserver has imported torch already, so a new process starts at once.
         context = get_context("forkserver")
         context.set_forkserver_preload(["service.process.server", "service.local.app", "timm"])
@@ -145,7 +151,7 @@ class _Supervisor:
                 "the serving process",
                 context,
                 _live,
-                (settings, entries, self._listening),
+                (settings, entries, self._listening, folder / JOURNAL),
                 listening=self._note_open,
                 ended=self._note_closed,
             )
@@ -170,7 +176,7 @@ class _Supervisor:
             "the engine",
             context,
             _live_engine,
-            (settings, entries, calls),
+            (settings, entries, calls, folder / JOURNAL),
             ended=partial(_bury, folder),
         )
 
@@ -297,7 +303,12 @@ async def _bury(folder: Path, child: Child, pid: int) -> None:
 
 
 def _live(
-    settings: Settings, entries: Entries, listening: socket.socket, again: bool, sending: Connection
+    settings: Settings,
+    entries: Entries,
+    listening: socket.socket,
+    journal: Path,
+    again: bool,
+    sending: Connection,
 ) -> None:
     """Run a process that receives requests and holds the models."""
     # These import torch, which the supervisor does not need.
@@ -305,18 +316,23 @@ def _live(
     from service.process.server import run
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
-    make = partial(create_app, settings, entries, again=again)
+    make = partial(create_app, settings, entries, again=again, journal=journal)
     raise SystemExit(run(make, settings, listening, Heartbeat(sending, again=again)))
 
 
 def _live_engine(
-    settings: Settings, entries: Entries, calls: socket.socket, again: bool, sending: Connection
+    settings: Settings,
+    entries: Entries,
+    calls: socket.socket,
+    journal: Path,
+    again: bool,
+    sending: Connection,
 ) -> None:
     """Run the process that holds the models."""
     from service.process.engine import run
 
     os.setsid()
-    raise SystemExit(run(settings, entries, calls, Heartbeat(sending, again=again)))
+    raise SystemExit(run(settings, entries, calls, journal, Heartbeat(sending, again=again)))
 
 
 def _live_door(

@@ -42,7 +42,7 @@ from service.core.pydantic_errors import mistake
 from service.core.settings import Settings, read_settings
 from service.core.tracing import tracing
 from service.limits.keys import read_keys
-from service.models.catalog import ModelEntry, read_catalog
+from service.models.catalog import ModelEntry, configured
 
 if TYPE_CHECKING:  # it imports torch
     from service.engine.manager import ModelManager
@@ -80,7 +80,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     given = dict(arguments)
     scale = _scale({name: given.pop(name) for name in list(given) if name in Scale.model_fields})
     settings = _settings(given, scale)
-    entries = read_catalog(settings.models, name=settings.model_name)
+    entries = configured(settings)
     if settings.keys:
         read_keys(settings.keys)  # report a mistake in it before anything starts
     deployment = serve.deployment(name="gradcam", **options(settings, scale))

@@ -196,7 +196,7 @@ class Repository:
             if model in self._manager.names and not self._is_missing(model):
                 return  # it is loaded
             if model not in self._entries:
-                known = ", ".join(self._entries)
+                known = ", ".join(self._entries) or "none"
                 raise UnknownModel(
                     f"there is no model {model[:80]!r} in the configuration, only {known}; another "
                     "one needs the parameter config"

@@ -18,6 +18,7 @@ from service.limits.keys import new_key
 from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import MODEL, encoded, noise, running_app, wait_until_ready
+from tests.waiting import until
 
 PNG = {"Content-Type": "image/png"}
 PHOTO = encoded(noise(32, 32))
@@ -118,7 +119,7 @@ def test_more_images_than_may_wait_are_refused_as_a_whole() -> None:
         assert client.post(f"{MODEL}:predict", files=files[:4]).status_code == 200
 
 
-def test_a_service_without_a_model_is_not_ready_and_gets_it_back(tmp_path: Path) -> None:
+def test_a_service_whose_last_model_was_removed_says_so_and_gets_it_back(tmp_path: Path) -> None:
     secret, entry = new_key("boss", ["explain", "admin"], None)
     keys = tmp_path / "keys.toml"
     keys.write_text(entry)
@@ -127,11 +128,11 @@ def test_a_service_without_a_model_is_not_ready_and_gets_it_back(tmp_path: Path)
     with TestClient(create_app(Settings(keys=keys), entries), headers=headers) as client:
         wait_until_ready(client)
         assert client.delete("/v1/models/tiny").status_code == 204
-        unready = client.get("/readyz")
-        assert unready.status_code == 503
-        assert unready.json()["detail"] == "there is no model: each was removed"
+        assert client.get("/readyz").status_code == 200
+        none = "no model is loaded; add one with POST /v1/models"
+        assert client.get("/v1/models").json() == {"models": [], "detail": none}
         missing = client.post("/v1/models/tiny:predict", content=PHOTO, headers=PNG)
-        assert missing.json()["detail"] == "the service has no model: each was removed"
+        assert missing.json()["detail"] == none
         other = {"name": "other", "source": EMBEDDED.source}
         refused = client.post("/v1/models", json=other)
         assert refused.status_code == 403
@@ -143,8 +144,9 @@ def test_a_service_without_a_model_is_not_ready_and_gets_it_back(tmp_path: Path)
             assert said in client.post("/v1/models", json=wrong).json()["detail"]
         again = {"name": "tiny", "source": entries[0].source, **TINY}
         assert client.post("/v1/models", json=again).status_code == 202
-        wait_until_ready(client)
+        until(lambda: client.get("/v1/models/tiny").status_code == 200)
         assert client.post("/v1/models/tiny:predict", content=PHOTO, headers=PNG).status_code == 200
+        assert client.get("/v1/models").json() == {"models": ["tiny"]}
 
 
 @pytest.mark.slow

@@ -1,0 +1,125 @@
+"""The models that were added and removed while the service ran. They are kept in a file that
+outlives the process of the models, so that a process that takes its place has the same models.
+
+    journal = Journal(folder / "models.json")
+    journal.add(entry)
+    with journal.loading(entry.name):
+        …                                 # if the process dies here, the next one leaves it out
+    journal.configured(entries)           # those of the configuration that were not removed
+    journal.added()                       # those that were added
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+
+from service.models.catalog import ModelEntry
+
+NAME: Final = "models.json"
+"""Name of the file in the folder that the processes of the service share."""
+KILLED: Final = (
+    "the process of the models ended while it loaded this model, as it does when memory runs out"
+)
+log = logging.getLogger(__name__)
+
+
+class Added(BaseModel):
+    """A model that was added while the service ran."""
+
+    entry: ModelEntry
+    file: Path | None = None
+    """The file that the entry was read from, if any."""
+    loading: bool = False
+    failure: str | None = None
+    """Reason why it must not be loaded again; None if there is none."""
+
+    @property
+    def read(self) -> ModelEntry:
+        """The entry, as read from its file."""
+        return self.entry.of_file(self.file)
+
+
+class _Changes(BaseModel):
+    added: dict[str, Added] = {}
+    removed: set[str] = set()
+
+
+class Journal:
+    """The changes of the models since the service started.
+
+    A model that was being loaded when the last process ended is marked as failed, so that it does
+    not end the next one as well.
+
+    Args:
+        file: the file, which only the process of the models writes; None keeps nothing.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._changes = _Changes(added={}, removed=set())  # given, so that they are written
+        if file is None or not file.exists():
+            return
+        try:
+            self._changes = _Changes.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            log.error("the models that were added or removed are lost: %s", error)
+            return
+        for name, added in self._changes.added.items():
+            if added.loading:
+                log.error("model %s is left out: %s", name, KILLED)
+                added.loading, added.failure = False, KILLED
+        self._write()
+
+    def configured(self, entries: Sequence[ModelEntry]) -> list[ModelEntry]:
+        """Return the entries of the configuration whose models were not removed."""
+        return [entry for entry in entries if entry.name not in self._changes.removed]
+
+    def added(self) -> list[Added]:
+        """Return the models that were added, in that order."""
+        return list(self._changes.added.values())
+
+    def add(self, entry: ModelEntry) -> None:
+        """Note that a model is added."""
+        self._changes.added[entry.name] = Added(entry=entry, file=entry.file)
+        self._write()
+
+    def remove(self, name: str) -> None:
+        """Note that a model is removed, whether it was added or is of the configuration."""
+        if self._changes.added.pop(name, None) is None:
+            self._changes.removed.add(name)
+        self._write()
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Note that an added model is being loaded, as long as the block is open."""
+        self._note_loading(name, is_loading=True)
+        try:
+            yield
+        finally:
+            self._note_loading(name, is_loading=False)
+
+    def _note_loading(self, name: str, *, is_loading: bool) -> None:
+        if added := self._changes.added.get(name):  # it may have been removed in the meantime
+            added.loading = is_loading
+            self._write()
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        # It has to outlive this process, not the machine, so nothing is flushed to the disk.
+        content = self._changes.model_dump_json(exclude_unset=True).encode()
+        temporary = self._file.with_suffix(".tmp")
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "wb") as opened:
+                opened.write(content)
+            temporary.replace(self._file)
+        except OSError as error:
+            log.error("a process that replaces this one will not know its models: %s", error)

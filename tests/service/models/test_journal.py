@@ -1,0 +1,69 @@
+"""What a process that takes the place of the models' process knows of the models."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from service.models.catalog import ModelEntry
+from service.models.journal import KILLED, Journal
+
+CONFIGURED = [ModelEntry(name=name, source="timm:resnet18") for name in ("a", "b")]
+
+
+def added(name: str, **given: object) -> ModelEntry:
+    return ModelEntry.model_validate({"name": name, "source": "timm:vit", **given})
+
+
+def test_what_was_added_and_removed_is_known_to_the_next_process(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    journal = Journal(file)
+    assert journal.configured(CONFIGURED) == CONFIGURED
+    assert journal.added() == []
+    journal.add(added("c", input_size=[8, 16], prompts=["a cat"]))
+    journal.add(added("d"))
+    journal.add(added("e").of_file(tmp_path / "models.toml"))
+    for name in ("a", "d"):
+        journal.remove(name)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    journal = Journal(file)
+    assert journal.configured(CONFIGURED) == CONFIGURED[1:]
+    assert [each.entry.name for each in journal.added()] == ["c", "e"]
+    assert journal.added()[0].read == added("c", input_size=[8, 16], prompts=["a cat"])
+    assert journal.added()[1].read.path("w.pt") == tmp_path / "w.pt"
+    journal.add(CONFIGURED[0])  # the removed one again
+    journal = Journal(file)
+    assert [each.entry.name for each in journal.added()] == ["c", "e", "a"]
+    assert journal.configured(CONFIGURED) == CONFIGURED[1:]
+    journal.remove("a")
+    assert Journal(file).configured(CONFIGURED) == CONFIGURED[1:]
+
+
+def test_a_model_whose_load_ended_the_process_has_failed(tmp_path: Path) -> None:
+    file = tmp_path / "models.json"
+    journal = Journal(file)
+    for name in ("good", "bad", "waits"):
+        journal.add(added(name))
+    with journal.loading("good"):
+        pass
+    with journal.loading("bad"):
+        for _ in range(2):
+            after = Journal(file)
+            assert [each.failure for each in after.added()] == [None, KILLED, None]
+    with journal.loading("gone"):  # it was removed while it waited
+        pass
+
+
+def test_a_journal_that_cannot_be_read_or_written_loses_models_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "models.json"
+    file.write_text("{")
+    assert Journal(file).configured(CONFIGURED) == CONFIGURED
+    assert "the models that were added or removed are lost" in caplog.text
+    journal = Journal(tmp_path / "none" / "models.json")
+    journal.add(added("c"))
+    assert "a process that replaces this one will not know its models" in caplog.text
+    assert [each.entry.name for each in journal.added()] == ["c"]
