@@ -1,4 +1,4 @@
-"""Atomic writing of files: a file is written completely or not at all; and why one cannot be read."""
+"""Atomic writing of files, completely or not at all, and why a file cannot be read."""
 
 from __future__ import annotations
 

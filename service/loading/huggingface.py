@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from service.core.errors import ConfigError, one_line
+from service.core.files import why_unreadable
 from service.loading.image_processor import preprocessing_of_processor
 from service.loading.prompts import classifier_of
 from service.loading.transforms import preprocessing_of
@@ -33,6 +34,8 @@ ANSWERING: Final = "IMAGE_TEXT_TO_TEXT"
 """The task of vision–language models, which answer questions."""
 PLACEHOLDER: Final = re.compile(r"LABEL_\d+")
 """A label that transformers invents where a model has none."""
+SUFFIXES: Final = (".json", ".safetensors", ".bin", ".txt")
+"""Endings of the names of the files that transformers reads."""
 WHOLE: Final = ("input_size", "mean", "std")
 """Keys of an entry that say all that an image processor says."""
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ def place_of(entry: ModelEntry, what: str) -> str:
     if entry.is_from_file and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise entry.mistake("source", f"the folder {folder} has no config.json")
+        _check_folder(entry, folder)
         return str(folder)
     # transformers would take a folder of the working directory for the name of a model.
     if not ON_THE_HUB.fullmatch(what) or Path(what).exists():
@@ -69,6 +73,18 @@ def check_place(entry: ModelEntry, what: str) -> type | None:
         return None
     kind: type = class_of(entry, config_of(entry, place))
     return kind
+
+
+def _check_folder(entry: ModelEntry, folder: Path) -> None:
+    """Check that the files of a folder can be read, because transformers takes one that it may not
+    read for one that is not there, and waits for a FIFO.
+
+    Raises:
+        ConfigError: if one cannot be read; the message names it.
+    """
+    for file in sorted(folder.iterdir()):
+        if file.suffix in SUFFIXES and not file.is_dir() and (reason := why_unreadable(file)):
+            raise entry.mistake("source", f"{file} cannot be read: {reason}")
 
 
 def transformers_of(entry: ModelEntry) -> ModuleType:

@@ -42,6 +42,7 @@ from cam.positions.locate import declare
 from service.core.choices import Activation, Runtime
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, one_line
+from service.core.files import why_unreadable
 from service.loading.answering import answering, is_answering
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
@@ -355,8 +356,8 @@ def check(entry: ModelEntry) -> None:
         except CamError as error:
             raise entry.mistake("reshape", str(error)) from None
     for key, name in (("audit", entry.audit), ("reference", entry.reference)):
-        if name is not None and not entry.path(name).is_file():
-            raise entry.mistake(key, f"{entry.path(name)} cannot be read: there is no such file")
+        if name is not None and (reason := why_unreadable(entry.path(name))):
+            raise entry.mistake(key, f"{entry.path(name)} cannot be read: {reason}")
 
 
 def _reading(
@@ -398,13 +399,13 @@ def _labels(entry: ModelEntry) -> Labels | None:
         return imagenet()
     file = entry.path(entry.labels)
     try:
-        return read_labels(file)
+        if not (reason := why_unreadable(file)):
+            return read_labels(file)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise entry.mistake(
-            "labels",
-            f"{file} cannot be read: {reason}; it is 'imagenet' or a file, one label a line",
-        ) from None
+    raise entry.mistake(
+        "labels", f"{file} cannot be read: {reason}; it is 'imagenet' or a file, one label a line"
+    )
 
 
 def _checked(

@@ -26,6 +26,7 @@ from cam.errors import InvalidPrompt
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
+from service.core.files import why_unreadable
 from service.loading import openclip
 from service.loading.answering import SHAPES, check_answering
 from service.loading.class_mixture import PACKAGE as SENTENCES
@@ -363,8 +364,8 @@ def _graph_file(entry: ModelEntry, what: str) -> Path:
         )
     if file.suffix != form:
         raise entry.mistake("source", f"{file} is no {form} file")
-    if not file.is_file():
-        raise entry.mistake("source", f"there is no file {file}")
+    if reason := why_unreadable(file):
+        raise entry.mistake("source", f"{file} cannot be read: {reason}")
     if entry.weights != "default":
         raise entry.mistake("weights", f"the file {file} has weights of its own; leave weights out")
     if entry.dtype != "float32":

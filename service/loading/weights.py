@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from service.core.errors import one_line
+from service.core.files import why_unreadable
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "ema", "model_ema", "state_dict_ema")
 """Keys under which training checkpoints store a state dict; earlier keys take precedence."""
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "ema.")
+NEEDED = (
+    "what is needed is a state dict, as torch.save(model.state_dict(), FILE) or save_file of "
+    "safetensors writes it"
+)
+STARTS = (b"PK", b"\x80")
+"""The first bytes of files of torch.save: of a zip archive, and of a pickle."""
 COUNTERS = ("n_averaged",)
 """Names of tensors in averaged models that are not weights."""
 State = Mapping[str, Tensor]
@@ -39,21 +47,22 @@ def read_weights(file: Path, *, sha256: str | None = None) -> State:
     Raises:
         WeightsError: if the file cannot be read, holds no state dict or has another SHA-256.
     """
+    check_file(file)
     if sha256 is not None:
         _check_digest(file, sha256)
     return _read(file)
 
 
 def check_file(file: Path) -> None:
-    """Check the file's name, and that it exists.
+    """Check the file's name, and that its content can be read.
 
     Raises:
-        WeightsError: if the name has an unknown ending, or if there is no such file.
+        WeightsError: if the name has an unknown ending, or if it cannot be read.
     """
     if file.suffix not in SUFFIXES:
         raise WeightsError(f"its name must end in {', '.join(SUFFIXES)}")
-    if not file.is_file():
-        raise WeightsError("it cannot be read: No such file or directory")
+    if reason := why_unreadable(file):
+        raise WeightsError(f"it cannot be read: {reason}")
 
 
 def load_weights(module: nn.Module, state: State) -> None:
@@ -169,6 +178,7 @@ def load_in_order(module: nn.Module, file: Path) -> None:
     Raises:
         WeightsError: if the file cannot be read, or the shapes differ.
     """
+    check_file(file)
     state = _read(file)
     own = module.state_dict()
     shapes = [value.shape for value in state.values()]
@@ -188,26 +198,12 @@ def _check_digest(file: Path, sha256: str) -> None:
 
 
 def _read(file: Path) -> Mapping[str, Tensor]:
-    check_file(file)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"{named[1]}, which is more than tensors," if named else "more than tensors"
-        remedy = (
-            "where you trust the file, write its torch.load(FILE, weights_only=False)['state_dict']"
-            if file.suffix == ".ckpt"
-            else "save model.state_dict()"
-        )
-        raise WeightsError(
-            f"it holds {what} and would have to run code to load, which is refused; {remedy} "
-            "instead, best as .safetensors"
-        ) from None
-    except (OSError, SafetensorError, RuntimeError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise WeightsError(f"it cannot be read: {reason}") from None
+    except Exception as error:  # a file that is damaged may raise anything
+        raise WeightsError(_why_not(file, error)) from None
     while inner := _unwrapped(loaded):
         loaded = inner
     if not _is_state(loaded):
@@ -220,6 +216,33 @@ def _read(file: Path) -> Mapping[str, Tensor]:
             "a table of names and tensors"
         )
     return cast(State, loaded)
+
+
+def _why_not(file: Path, error: Exception) -> str:
+    """Return why a file cannot be used whose loading raised `error`."""
+    with file.open("rb") as opened:
+        begin = opened.read(8)
+    if isinstance(error, pickle.UnpicklingError) and begin.startswith(STARTS):
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"{named[1]}, which is more than tensors," if named else "more than tensors"
+        remedy = (
+            "where you trust the file, write its torch.load(FILE, weights_only=False)['state_dict']"
+            if file.suffix == ".ckpt"
+            else "save model.state_dict()"
+        )
+        return (
+            f"it holds {what} and would have to run code to load, which is refused; {remedy} "
+            "instead, best as .safetensors"
+        )
+    if file.suffix != ".safetensors" and not begin.startswith(STARTS):
+        return (
+            f"it cannot be read: it begins with {begin!r}, which torch.save never writes; {NEEDED}"
+        )
+    reason = getattr(error, "strerror", None) or one_line(error)[:200]
+    return (
+        f"it cannot be read, perhaps because it is cut off: {type(error).__name__}: {reason}; "
+        f"{NEEDED}"
+    )
 
 
 def _unwrapped(loaded: object) -> Mapping[str, object] | None:

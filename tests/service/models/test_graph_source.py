@@ -391,7 +391,7 @@ def test_broken_files(tmp_path: Path) -> None:
         file.write_bytes(whole[:length])
         with pytest.raises(ConfigError, match=r"broken\.onnx cannot be read: "):
             loaded(file)
-    with pytest.raises(ConfigError, match=r"there is no file .*absent\.onnx"):
+    with pytest.raises(ConfigError, match=r"absent\.onnx cannot be read: No such file"):
         check(entry_of(tmp_path / "absent.onnx"))
     (tmp_path / "model.pb").write_bytes(whole)
     (entry,) = [entry_of(file)]
