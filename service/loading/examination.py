@@ -19,6 +19,7 @@ from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.layout import laid_out, lay_out
 from cam.positions.locate import locate, remember
 from service.core.disk_cache import KeyedCache
+from service.loading.memory import Activations
 from service.models.catalog import ModelEntry
 
 WHAT = "examination"
@@ -33,6 +34,7 @@ class Examination:
     """How the model's output is read, with its activation resolved."""
     activation_reason: str
     layers: tuple[Layer, ...]
+    activations: Activations
     locations: dict[str, Location]
     """Where the outputs of the layers lie on the image: see `cam.positions.locate`."""
     default_layer: str | None
@@ -51,6 +53,7 @@ def examine(
     entry: ModelEntry,
     module: nn.Module,
     image: torch.Tensor,
+    need: Activations,
     read: tuple[Reading, str],
     choose: Callable[[tuple[Layer, ...]], tuple[str | None, str | None]],
 ) -> Examination:
@@ -58,6 +61,7 @@ def examine(
 
     Args:
         image: (1, 3, H, W), on the model's device and in its dtype.
+        need: what the activations of an image take.
         read: how the model's output is read, and the reason for its activation.
         choose: returns the default layer of all layers, or None and the reason why there is none.
     """
@@ -83,6 +87,7 @@ def examine(
         reading=reading,
         activation_reason=reason,
         layers=layers,
+        activations=need,
         locations=dict(located),
         default_layer=default,
         no_default_layer=no_default,

@@ -48,6 +48,7 @@ from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
 from service.loading.graph import Chain
+from service.loading.memory import NONE, Activations, activations, fitted
 from service.loading.sources import Built, build, check_source
 from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
@@ -151,8 +152,11 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     shape = (1, 3, preprocessing.height, preprocessing.width)
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     kept = cache.of(key_of(entry, module, preprocessing, device))
+    known = None if entry.source.startswith("factory:") else recalled(kept)
+    need = known.activations if known else _need(entry, module, shape, dtype)
+    entry = fitted(entry, need, size_of(image), device, examined=known is not None)
     with _mistakes_of(entry, shape):
-        seen = _examined(entry, built, module, image, kept)
+        seen = _examined(entry, built, module, image, need, known, kept)
     if seen.found.batching:
         entry = entry.model_copy(update={"max_batch": 1})
     reading, examination = seen.reading, seen.found
@@ -293,11 +297,22 @@ class _Seen:
     head: PooledHead | None
 
 
+def _need(
+    entry: ModelEntry, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
+) -> Activations:
+    return NONE if entry.is_graph else activations(module, shape, dtype)
+
+
 def _examined(
-    entry: ModelEntry, built: Built, module: nn.Module, image: torch.Tensor, kept: KeyedCache
+    entry: ModelEntry,
+    built: Built,
+    module: nn.Module,
+    image: torch.Tensor,
+    need: Activations,
+    known: Examination | None,
+    kept: KeyedCache,
 ) -> _Seen:
-    """Examine a model, or recall what is known of it."""
-    known = None if entry.source.startswith("factory:") else recalled(kept)
+    """Examine a model, unless it is `known` from an earlier start."""
     if known:
         reading, reason = known.reading, known.activation_reason
     else:
@@ -320,7 +335,7 @@ def _examined(
         apply(known, module, image)
     else:
         choose = partial(_default_layer, entry, built)
-        known = examine(entry, module, image, (reading, reason), choose)
+        known = examine(entry, module, image, need, (reading, reason), choose)
         keep(known, kept)
     default = known.default_layer
     declare_layers(module, _declared(entry, known.layers, default))
