@@ -6,8 +6,9 @@
     kept.read("network")                  # the content; None if there is none
 
 What is read is what was written, or nothing: each file begins with the digest of its content, and
-is written completely or not at all. A folder that others can write to is not used. A failure of the
-disk is logged, and never raised: whatever is kept can be made again.
+is written completely or not at all. A folder that others can write to is not used; one of the
+folder for temporary files takes its place. A failure of the disk is logged, and never raised:
+whatever is kept can be made again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,7 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path | None, *, most_bytes: int = MOST_BYTES) -> None:
-        self._folder = folder if folder and _is_safe(folder) else None
+        self._folder = _usable(folder) if folder else None
         self._most_bytes = most_bytes
 
     def of(self, key: str) -> KeyedCache:
@@ -112,25 +114,44 @@ OFF: Final = DiskCache(None)
 """A cache that keeps nothing."""
 
 
-def _is_safe(folder: Path) -> bool:
-    """Return whether nobody but this user can put files into the folder, which is made if it is not
-    there."""
+def _usable(folder: Path) -> Path | None:
+    """Return the folder or, if it cannot be used, one of this user's in the folder for temporary
+    files; None if that cannot be used either."""
+    reason = _why_not(folder)
+    if reason is None:
+        return folder
+    spare = Path(tempfile.gettempdir()) / f"gradcam-cache-{_user()}"
+    instead = spare if _why_not(spare) is None else None
+    log.warning(
+        "the cache %s cannot be used: %s; %s. Let user %s own it with mode 0700, name another "
+        "folder in GRADCAM_CACHE, or set GRADCAM_CACHE=off",
+        folder,
+        reason,
+        f"{instead} is used, which a new container does not have"
+        if instead
+        else "each start examines and converts its models anew",
+        _user(),
+    )
+    return instead
+
+
+def _why_not(folder: Path) -> str | None:
+    """Return why the folder, which is made if it is not there, cannot be used; None if it can:
+    only this user can put files into it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = folder.stat()
     except OSError as error:
-        log.info("nothing is kept for the next start: %s: %s", folder, error.strerror)
-        return False
+        return error.strerror or str(error)
     if not hasattr(os, "geteuid"):  # Windows has other rights, and a folder of each user's own
-        return True
-    if seen.st_uid == os.geteuid() and not seen.st_mode & 0o022:
-        return True
-    log.warning(
-        "nothing is kept for the next start: %s belongs to another user, or others can write to "
-        "it; GRADCAM_CACHE names another folder",
-        folder,
-    )
-    return False
+        return None
+    if seen.st_uid != _user():
+        return f"it belongs to user {seen.st_uid}"
+    return "others can write to it" if seen.st_mode & 0o022 else None
+
+
+def _user() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 def _name(key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,34 @@ def test_files_of_other_programs_are_no_part_of_it(tmp_path: Path) -> None:
     assert cache.read("0") is None
 
 
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_another_folder_takes_the_place_of_one_that_cannot_be_used(
+    tmp_path: Path, temporary: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    DiskCache(tmp_path).write("key", b"content")
+    assert DiskCache(tmp_path).read("key") == b"content"
+    (spare,) = temporary.iterdir()
+    assert spare.stat().st_mode & 0o777 == 0o700
+    assert not list(tmp_path.iterdir())
+    (said, _) = caplog.messages
+    assert said == (
+        f"the cache {tmp_path} cannot be used: others can write to it; {spare} is used, which a "
+        f"new container does not have. Let user {os.geteuid()} own it with mode 0700, name another "
+        "folder in GRADCAM_CACHE, or set GRADCAM_CACHE=off"
+    )
+    spare.chmod(0o777)
+    assert DiskCache(tmp_path).read("key") is None
+    assert "each start examines and converts its models anew" in caplog.messages[-1]
+
+
 def test_a_folder_that_others_can_write_to_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,9 +113,11 @@ def test_a_folder_of_another_user_is_not_used(
     assert DiskCache(tmp_path).read("key") is None
 
 
-def test_without_a_disk_nothing_is_kept_and_nothing_fails(tmp_path: Path) -> None:
+def test_without_a_disk_nothing_is_kept_and_nothing_fails(tmp_path: Path, temporary: Path) -> None:
+    temporary.rmdir()
     file = tmp_path / "file"
     file.write_text("no folder")
+    temporary.write_text("no folder")
     for cache in (OFF, DiskCache(file), DiskCache(file / "below")):
         cache.write("key", b"content")
         assert cache.read("key") is None
