@@ -127,8 +127,8 @@ class Backend(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether every model of the catalog is ready unless it is being removed, and the service is
-        not draining. A service without models is ready."""
+        """Whether every model of the catalog is ready unless it is being removed, and the service
+        is not draining. A service without models is ready."""
 
     @property
     def worn_out(self) -> bool:

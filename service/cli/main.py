@@ -17,6 +17,7 @@ import typer
 from service import __version__
 from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError, Problem
+from service.core.logs import tell_mistake
 from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
 from service.core.threads import spin_briefly
@@ -85,9 +86,6 @@ def serve(
     ] = None,
 ) -> None:
     """Serve explanations over HTTP. GRADCAM_… variables set the rest: see docs/configuration.md."""
-    further = kserve_settings(context.args)
-    if context.args and not further:
-        raise ConfigError(f"there is no option {context.args[0]}; see gradcam serve --help")
     given = {
         "host": host,
         "port": port,
@@ -97,8 +95,29 @@ def serve(
         "insecure": insecure,
         "doors": doors,
     }
-    options = {name: value for name, value in given.items() if value is not None}
-    settings = read_settings(os.environ, **further | options)
+    form = os.environ.get("GRADCAM_LOG_FORMAT")
+    settings = Settings(
+        log_format=form if form in ("json", "console") else "auto"
+    )  # until they are read
+    try:
+        further = kserve_settings(context.args)
+        if context.args and not further:
+            raise ConfigError(f"there is no option {context.args[0]}; see gradcam serve --help")
+        options = {name: value for name, value in given.items() if value is not None}
+        settings = read_settings(os.environ, **further | options)
+        code = _serve(settings)
+    except ConfigError as error:
+        tell_mistake(str(error), settings)
+        code = 2
+    raise typer.Exit(code)
+
+
+def _serve(settings: Settings) -> int:
+    """Serve until told to stop; return the exit code.
+
+    Raises:
+        ConfigError: if a setting is wrong, or a file that it names.
+    """
     with ExitStack() as opened:
         if settings.models_uri and settings.models is None:
             folder = opened.enter_context(copied(settings.models_uri))
@@ -108,7 +127,7 @@ def serve(
             read_keys(settings.keys)  # report a mistake in it before anything starts
         listening = opened.enter_context(listen(settings))
         if settings.supervise:
-            raise typer.Exit(supervise(listening, settings, entries))
+            return supervise(listening, settings, entries)
         if settings.doors:
             raise ConfigError(
                 f"{settings.doors} doors need a supervisor: "
@@ -123,7 +142,7 @@ def serve(
         from service.local.app import create_app
         from service.process.server import run
 
-        raise typer.Exit(run(lambda: create_app(settings, entries), settings, listening, None))
+        return run(lambda: create_app(settings, entries), settings, listening, None)
 
 
 @cli.command()

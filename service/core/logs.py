@@ -13,7 +13,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import structlog
@@ -26,14 +26,35 @@ MOST_WAITING: Final = 10_000
 """Maximum number of lines that wait to be written; further lines are dropped."""
 PATIENCE_SECONDS: Final = 2.0
 """Timeout, when the log is closed, for the lines that still wait to be written."""
+log = logging.getLogger("service")
+
+
+def is_json(settings: Settings) -> bool:
+    """Return whether each line that the service writes is a JSON object."""
+    if settings.log_format == "auto":
+        return not sys.stderr.isatty()
+    return settings.log_format == "json"
+
+
+def tell_mistake(mistake: str, settings: Settings) -> None:
+    """Write the mistake because of which the service ends, within or without a block of
+    `logging_set_up`."""
+    if not is_json(settings):
+        print(f"gradcam: {mistake}", file=sys.stderr)
+        return
+    with nullcontext() if _opened() else logging_set_up(settings):
+        log.critical("%s", mistake)
+
+
+def _opened() -> bool:
+    return any(isinstance(handler, Unhurried) for handler in logging.getLogger().handlers)
 
 
 @contextmanager
 def logging_set_up(settings: Settings) -> Iterator[None]:
     """Make every logger of the process, uvicorn's included, write to standard error in one form
     while the block is open."""
-    at_terminal = sys.stderr.isatty()
-    console = settings.log_format == "console" or (settings.log_format == "auto" and at_terminal)
+    at_terminal, console = sys.stderr.isatty(), not is_json(settings)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

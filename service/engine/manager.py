@@ -278,9 +278,9 @@ class ModelManager:
                 continue
             self._tasks[name] = asyncio.create_task(lifecycle.watch(), name=f"watch {name}")
         for name, lifecycle in self._lifecycles.items():  # those of the journal
-            if not (lifecycle.essential or lifecycle.leaving or lifecycle.failure):
-                if name not in self._tasks:
-                    self._begin(name)
+            waits = not (lifecycle.essential or lifecycle.leaving or lifecycle.failure)
+            if waits and name not in self._tasks:
+                self._begin(name)
 
     async def _join(self, name: str) -> None:
         """Load an added model, then monitor its workers until cancelled."""

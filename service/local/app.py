@@ -32,7 +32,5 @@ def create_app(
     metrics = Metrics()
     if again:
         metrics.count_restart(entry.name for entry in entries)
-    manager = ModelManager(
-        entries, settings=settings, metrics=metrics, journal=Journal(journal)
-    )
+    manager = ModelManager(entries, settings=settings, metrics=metrics, journal=Journal(journal))
     return make_app(settings, entries, manager=manager, metrics=metrics)

@@ -66,9 +66,7 @@ async def _serve(
     metrics = Metrics()
     if heartbeat.again:
         metrics.count_restart(entry.name for entry in entries)
-    manager = ModelManager(
-        entries, settings=settings, metrics=metrics, journal=Journal(journal)
-    )
+    manager = ModelManager(entries, settings=settings, metrics=metrics, journal=Journal(journal))
     server = BackendServer(manager, listening)
     manager.subscribe(server.tell)
     async with manager, server:

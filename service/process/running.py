@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from service import __version__
 from service.core.errors import ConfigError
-from service.core.logs import logging_set_up
+from service.core.logs import logging_set_up, tell_mistake
 from service.core.settings import Settings
 from service.core.tracing import tracing
 from service.process.heartbeat import MISTAKE, Heartbeat
@@ -29,19 +29,22 @@ def run_until_done(
     After a mistake in the configuration, the exit code is 2, and the supervisor is told the
     mistake; without one, it is printed.
     """
-    try:
-        with ExitStack() as scope:
-            scope.enter_context(logging_set_up(settings))
+    with ExitStack() as scope:
+        scope.enter_context(logging_set_up(settings))
+        try:
             if settings.traces:
                 scope.enter_context(tracing(__version__))
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(work())
-    except ConfigError as error:
-        if heartbeat:
-            heartbeat.tell(MISTAKE + str(error).encode())
-        else:
-            print(f"gradcam: {error}", file=sys.stderr)
-        return 2
+        except ConfigError as error:
+            if heartbeat:
+                heartbeat.tell(MISTAKE + str(error).encode())
+            else:
+                tell_mistake(str(error), settings)
+            return 2
+        except Exception:  # Python would write it as text among the lines of the log
+            log.exception("an error ends the process")
+            return 1
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from service.backend.interface import NO_MODEL, Backend
 from service.core.allocator import keep_memory
 from service.core.errors import ConfigError, Problem
+from service.core.logs import is_json
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.jobs.host import Jobs
@@ -142,7 +143,7 @@ async def _serve(
                 gc.collect()
                 gc.freeze()
                 if says_hello:
-                    _say_hello(url(listening), manager, keys=settings.keys is not None)
+                    _say_hello(url(listening), manager, settings)
         awaited = {serving} if manager.loaded.done() else {serving, manager.loaded}
         await asyncio.wait(awaited, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     await serving
@@ -183,11 +184,15 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
     return DrainingServer(config, app.state.manager)
 
 
-def _say_hello(address: str, manager: Backend, *, keys: bool) -> None:
-    key = '-H "X-API-Key: $KEY" ' if keys else ""
-    if not manager.names:
-        print(f"\nReady at {address}/. {NO_MODEL[0].upper()}{NO_MODEL[1:]}.\n", flush=True)
+def _say_hello(address: str, manager: Backend, settings: Settings) -> None:
+    none = f"Ready at {address}/. {NO_MODEL[0].upper()}{NO_MODEL[1:]}"
+    if is_json(settings):
+        log.info("%s", f"Ready. Drop a photo on {address}/" if manager.names else none)
         return
+    if not manager.names:
+        print(f"\n{none}\n", flush=True)
+        return
+    key = '-H "X-API-Key: $KEY" ' if settings.keys else ""
     name = manager.names[0]
     photo, ask = "photos/chelsea", "explain?fit=squash"
     with contextlib.suppress(Problem):  # it may have just been removed

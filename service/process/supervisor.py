@@ -18,7 +18,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,7 @@ from typing import Final
 from prometheus_client.multiprocess import mark_process_dead
 
 from service.core.errors import ConfigError
-from service.core.logs import logging_set_up
+from service.core.logs import logging_set_up, tell_mistake
 from service.core.metrics import FOLDER
 from service.core.settings import Settings
 from service.limits.counters import SharedCounts, table
@@ -77,7 +76,7 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
             files.
     """
     with logging_set_up(settings), ExitStack() as scope:
-        supervisor = _Supervisor(listening)
+        supervisor = _Supervisor(listening, settings)
         if settings.probe_port:
             probes = listen(settings.model_copy(update={"port": settings.probe_port}))
             supervisor.probed_at = scope.enter_context(probes)
@@ -94,7 +93,11 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
         else:
             folder = Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="gradcam-")))
             supervisor.add_one_for_all(folder, settings, entries)
-        return asyncio.run(supervisor.run())
+        try:
+            return asyncio.run(supervisor.run())
+        except Exception:  # Python would write it as text among the lines of the log
+            log.exception("an error ends the supervisor")
+            return 1
 
 
 def usual_doors() -> int:
@@ -122,8 +125,9 @@ def shared_folder(doors: int) -> Iterator[Path]:
 
 
 class _Supervisor:
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, settings: Settings) -> None:
         self._listening = listening
+        self._settings = settings
         self._stand_in = StandIn(listening)
         self._receiving: list[Child] = []
         """The processes that receive requests."""
@@ -254,7 +258,7 @@ class _Supervisor:
         await self._stand_in.close()
         for child in (self._engine, *self._receiving):
             if child and child.mistake:
-                print(f"gradcam: {child.mistake}", file=sys.stderr)
+                tell_mistake(child.mistake, self._settings)
         return next((code for code in codes if code), 0)
 
     async def _keep(self, child: Child) -> int:

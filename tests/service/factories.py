@@ -198,6 +198,12 @@ def yolo() -> nn.Module:
     return yolo_like("yolov8")
 
 
+def warning() -> nn.Module:
+    """Warns as torch does, while it is built."""
+    warnings.warn("torch would say this", UserWarning, stacklevel=2)
+    return tiny()
+
+
 def raising() -> nn.Module:
     raise ZeroDivisionError("division by zero")
 

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 
 import pytest
+from fastapi import APIRouter
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
 from service.http.guard import Guard
+from service.http.access import AccessTable, needs
 from service.limits.adaptive_limit import FIRST, LEAST, within
 from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
@@ -218,6 +220,11 @@ def test_invented_names_of_models_are_forgotten(admission: Admission) -> None:
     assert not admission._models
 
 
+@needs("explain", work=True)
+async def explain(model: str) -> None:
+    """A handler."""
+
+
 @pytest.mark.parametrize(
     ("sent", "admitted"), [("0.5", 5), ("9", 20), ("inf", 20), ("nan", 20), ("-1", 20), ("x", 20)]
 )
@@ -227,8 +234,13 @@ def test_the_head_of_a_request_says_how_long_its_caller_waits(
     admission = Admission(
         256, metrics=metrics, allowed=within(TARGET), warmed=lambda name: 10.0, clock=clock
     )
-    guard = Guard(keys=None, rates=Rates(), admission=admission, web_pages=False)
+    router = APIRouter()
+    router.post("/v1/models/{model}:explain")(explain)
+    guard = Guard(
+        table=AccessTable(router.routes), keys=None, rates=Rates(), admission=admission
+    )
+    head = [(b"x-request-timeout", sent.encode())]
     for _ in range(admitted):
-        assert guard.let_in_early(CAT, [(b"x-request-timeout", sent.encode())])
+        assert guard.let_in_early(b"/v1/models/cat:explain", head)
     with pytest.raises(QueueFull):
-        guard.let_in_early(CAT, [(b"x-request-timeout", sent.encode())])
+        guard.let_in_early(b"/v1/models/cat:explain", head)

@@ -166,7 +166,7 @@ def test_models_added_and_removed_are_as_they_were_after_the_engine_was_killed(
 def test_a_model_whose_load_kills_the_engine_is_left_out_of_the_next_one(
     tmp_path: Path, doors: str
 ) -> None:
-    with administered(tmp_path, configured("kept"), GRADCAM_DOORS=doors) as (process, http):
+    with administered(tmp_path, configured("kept"), GRADCAM_DOORS=doors) as (_, http):
         add(http, "good")
         until_it_explains(http, "good")
         add(http, "bad", "deadly")

@@ -167,7 +167,7 @@ def test_a_taken_port_stops_the_start() -> None:
             run("serve", "--port", "0", GRADCAM_GRPC_PORT=port),
         ):
             assert ended.returncode == 2
-            assert f"gradcam: cannot listen on 127.0.0.1:{port}:" in ended.stderr
+            assert f"cannot listen on 127.0.0.1:{port}:" in ended.stderr
             assert "address already in use" in ended.stderr
             assert "Traceback" not in ended.stderr
 
@@ -178,7 +178,7 @@ def test_a_long_path_to_temporary_files_stops_the_start(tmp_path: Path) -> None:
     folder.mkdir()
     ended = run("serve", "--port", "0", TMPDIR=str(folder))
     assert ended.returncode == 2
-    assert "gradcam: the processes need a socket in the folder for temporary" in ended.stderr
+    assert "the processes need a socket in the folder for temporary" in ended.stderr
     assert "set TMPDIR to a folder with a short path" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert list(folder.iterdir()) == []
@@ -210,10 +210,17 @@ def test_a_mistake_in_the_configuration_stops_the_start(
     models = ["--models", str(file)] if toml else []
     ended = run("serve", "--port", "0", *models, **environment)
     assert ended.returncode == 2
-    sentence = ended.stderr.strip().splitlines()[-1]
+    told = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert told[-1]["level"] == "critical"
+    assert words in told[-1]["event"]
+    assert "exception" not in told[-1]
+    assert not ended.stdout
+    plain = run("serve", "--port", "0", *models, **environment, GRADCAM_LOG_FORMAT="console")
+    assert plain.returncode == 2
+    sentence = plain.stderr.strip().splitlines()[-1]
     assert sentence.startswith("gradcam: ")
     assert words in sentence
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in plain.stderr
 
 
 @pytest.mark.slow
