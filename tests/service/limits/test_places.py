@@ -10,8 +10,8 @@ from fastapi import APIRouter
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
-from service.http.guard import Guard
 from service.http.access import AccessTable, needs
+from service.http.guard import Guard
 from service.limits.adaptive_limit import FIRST, LEAST, within
 from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
@@ -236,9 +236,7 @@ def test_the_head_of_a_request_says_how_long_its_caller_waits(
     )
     router = APIRouter()
     router.post("/v1/models/{model}:explain")(explain)
-    guard = Guard(
-        table=AccessTable(router.routes), keys=None, rates=Rates(), admission=admission
-    )
+    guard = Guard(table=AccessTable(router.routes), keys=None, rates=Rates(), admission=admission)
     head = [(b"x-request-timeout", sent.encode())]
     for _ in range(admitted):
         assert guard.let_in_early(b"/v1/models/cat:explain", head)
