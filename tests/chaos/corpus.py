@@ -79,7 +79,7 @@ def bombs() -> dict[str, bytes]:
     avif = photo.get("avif", b"\0\0\0\x20ftypavif\0\0\0\x14ispe")
     black, tile = Image.new("1", (16_000, 16_000)), _zeros(400_000_000)
     tiles: Entries = {259: 8, 322: 20_000, 323: 20_000, 324: PAYLOAD, 325: len(tile)}
-    profile = _chunk(b"iCCP", b"p\0\0" + zlib.compress(_zeros(4_000_000_000)))
+    profile = png_chunk(b"iCCP", b"p\0\0" + zlib.compress(_zeros(4_000_000_000)))
     shapes = ((60_000, 1, 0), (20_000, 8, 0), (20_000, 8, 3), (20_000, 8, 6), (20_000, 16, 6))
     return {
         **{f"png-{x}-{bits}-{kind}": _png(x, x, bits, kind) for x, bits, kind in shapes},
@@ -88,7 +88,7 @@ def bombs() -> dict[str, bytes]:
         "png-20000-8-2": _png(20_000, 20_000, 8, 2),
         "png-interlaced-12000": _png(12_000, 12_000, 8, 2, lace=1),
         "png-iccp": _png(8, 8, 8, 2, profile),
-        "png-ztxt": _png(8, 8, 8, 2, _chunk(b"zTXt", b"k\0\0" + _zeros(500_000_000)) * 8),
+        "png-ztxt": _png(8, 8, 8, 2, png_chunk(b"zTXt", b"k\0\0" + _zeros(500_000_000)) * 8),
         "gif-12000": _saved(Image.new("L", (12_000, 12_000)), "GIF"),
         "gif-30000": _put(photo["gif"], 6, struct.pack("<HH", 30_000, 30_000)),
         "bmp-rle-30000": _bmp(30_000, (b"\xff\0" * 118 + b"\0\0") * 30_000),
@@ -132,7 +132,7 @@ def _damages(data: bytearray, rng: Random, other: bytes) -> dict[str, tuple[slic
     }
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def png_chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
@@ -141,10 +141,10 @@ def _png(
 ) -> bytes:
     """Of zeros unless `rows` are given; two spare bytes a row leave room for interlaced passes."""
     stride = x * bits * {0: 1, 2: 3, 3: 1, 6: 4}[kind] // 8
-    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", x, y, bits, kind, 0, 0, lace))
-    more = more or _chunk(b"PLTE", bytes(768)) * (kind == 3)
-    body = _chunk(b"IDAT", rows or _zeros((stride + 2) * y))
-    return b"\x89PNG\r\n\x1a\n" + header + more + body + _chunk(b"IEND", b"")
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", x, y, bits, kind, 0, 0, lace))
+    more = more or png_chunk(b"PLTE", bytes(768)) * (kind == 3)
+    body = png_chunk(b"IDAT", rows or _zeros((stride + 2) * y))
+    return b"\x89PNG\r\n\x1a\n" + header + more + body + png_chunk(b"IEND", b"")
 
 
 def _interlaced(pixels: np.ndarray) -> bytes:
@@ -214,9 +214,11 @@ def _broken(photo: dict[str, bytes]) -> dict[str, bytes]:
         "png-wrong-crc": _put(plain, 29, bytes(4)),
         "png-without-iend": plain[:-12],
         "png-without-idat": plain[:33] + plain[-12:],
-        "png-text": _png(8, 8, 8, 2, _chunk(b"tEXt", b"k\0" + b"a" * 9_000_000)),
-        "png-ztxt": _png(8, 8, 8, 2, _chunk(b"zTXt", b"k\0\0" + _zeros(8 << 30))),
-        "png-short-palette": _png(8, 8, 8, 3, _chunk(b"PLTE", bytes(6)), zlib.compress(b"\1" * 72)),
+        "png-text": _png(8, 8, 8, 2, png_chunk(b"tEXt", b"k\0" + b"a" * 9_000_000)),
+        "png-ztxt": _png(8, 8, 8, 2, png_chunk(b"zTXt", b"k\0\0" + _zeros(8 << 30))),
+        "png-short-palette": _png(
+            8, 8, 8, 3, png_chunk(b"PLTE", bytes(6)), zlib.compress(b"\1" * 72)
+        ),
     }
 
 
@@ -273,8 +275,8 @@ def _heavy(jpeg: bytes) -> dict[str, bytes]:
         "heavy-jpeg-scans": _progressive(4000, 4000, scans=1000),
         "heavy-jpeg-padding": jpeg[:2] + b"\xff" * 9_000_000 + jpeg[2:],
         "heavy-jpeg-segments": jpeg[:2] + b"\xff\xe5\0\2" * 2_000_000 + jpeg[2:],
-        "heavy-png-chunks": _png(8, 8, 8, 2, _chunk(b"abCd", b"") * 700_000),
-        "heavy-png-exif": _png(8, 8, 8, 2, _chunk(b"eXIf", ratios)),
+        "heavy-png-chunks": _png(8, 8, 8, 2, png_chunk(b"abCd", b"") * 700_000),
+        "heavy-png-exif": _png(8, 8, 8, 2, png_chunk(b"eXIf", ratios)),
         "heavy-png-gray16": _png(7000, 7000, 16, 0),
         "heavy-png-rgba": _png(7000, 7000, 8, 6),
         "heavy-webp": _webp(7000),
