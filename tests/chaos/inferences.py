@@ -126,7 +126,7 @@ class Asked:
     damages: list[tuple[int, int, int]]
 
 
-DAMAGES: Final = some.just([]) | some.lists(
+DAMAGES: Final[some.SearchStrategy[list[tuple[int, int, int]]]] = some.just([]) | some.lists(
     some.tuples(some.integers(0, 7), FRACTIONS, FRACTIONS), max_size=4
 )
 BINARY: Final = some.lists(some.booleans(), min_size=3, max_size=3)

@@ -16,13 +16,12 @@ from service.core.platforms import EXPLAIN
 from service.limits.keys import new_key
 from tests.chaos import bodies, http2, messages, probing
 from tests.chaos.bodies import Message
-from tests.chaos.finding import slack
 from tests.chaos.stage import Client, NoReply, Stage, staged, until_ready
 from tests.chaos.ways import Place, Way
 from tests.service.live import free_port
 
 PATIENCE_SECONDS: Final = 120.0
-READY_SECONDS: Final = 40.0
+READY_SECONDS: Final = 90.0
 CONNECTIONS: Final = 200
 """Most that the service may have."""
 NO_ANSWER: Final = "no answer"
@@ -124,7 +123,7 @@ async def staged_scene(place: Place, scale: float) -> AsyncIterator[Scene]:
             max_connections=str(CONNECTIONS),
             **ENVIRONMENT[place],
         ) as stage:
-            await asyncio.to_thread(until_ready, stage, READY_SECONDS * slack(scale) ** 0.5)
+            await asyncio.to_thread(until_ready, stage, READY_SECONDS)
             options = [("grpc.max_send_message_length", -1), ("grpc.max_metadata_size", 1_000_000)]
             ports = (stage.port, probe_port)
             async with (
