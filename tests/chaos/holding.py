@@ -19,7 +19,7 @@ from tests.chaos.ways import Way
 
 SLOW: Final = 24
 CALLS: Final = 250
-"""More than the service has places: see `scene.CONNECTIONS`."""
+"""More than the service has places (`scene.CONNECTIONS`); those with a key are fewer."""
 CALLS_OF_A_CONNECTION: Final = 50
 DRIP_SECONDS: Final = 0.1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -152,16 +152,17 @@ def _is_suitable(answer: str) -> bool:
 
 async def _slow(scene: Scene, way: Way) -> Outcome:
     """A byte now and then of a body that would take hours."""
-    return await _held(scene, way, drip=b"x", scopes=(way.scope,))
+    return await _held(scene, way, drip=b"x")
 
 
 async def _never_ending(scene: Scene, way: Way) -> Outcome:
-    """Of some the head does not end, of others the body does not come; half have no key."""
-    return await _held(scene, way, drip=b"", scopes=(way.scope, ""))
+    """Of some the head does not end, of others the body does not come."""
+    return await _held(scene, way, drip=b"")
 
 
-async def _held(scene: Scene, way: Way, *, drip: bytes, scopes: Sequence[str]) -> Outcome:
-    """Requests that do not come, and an honest one beside them."""
+async def _held(scene: Scene, way: Way, *, drip: bytes) -> Outcome:
+    """Requests that do not come, half of them without a key, and an honest one beside them."""
+    scopes = (way.scope, "")
     limit = scene.receive_seconds + CUT_SECONDS * slack(scene.scale)
     holding = calls_held if way.is_grpc else connections_held
     held = asyncio.create_task(holding(scene, way, drip, scopes, limit))
