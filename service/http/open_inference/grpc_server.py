@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import grpc
+import numpy as np
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
@@ -45,7 +46,7 @@ from service.http.open_inference.inference import (
     require_known_extensions,
     require_version,
 )
-from service.http.open_inference.routes import EXTENSIONS, Repository
+from service.http.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
 from service.http.open_inference.tensors import from_list, from_raw
 from service.http.reception import deadline
 from service.limits.admission import AdmittedRequest
@@ -285,7 +286,7 @@ class Calls:
             "outputs": [
                 {"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors
             ],
-            "raw_output_contents": [bytes(one.raw()) for one in tensors],
+            "raw_output_contents": [one.raw() for one in tensors],
         }
 
     async def _repository_index(self, message: Any, call: Call) -> dict[str, Any]:
@@ -351,17 +352,18 @@ async def serving_grpc(calls: Calls, settings: Settings, processes: int) -> Asyn
 
 
 def require_few_fields(kind: Any, body: bytes) -> None:
-    """Check the number of fields of a serialised message, those of the messages in it included. The
-    elements of packed arrays, which take little memory, do not count.
+    """Check the number of fields of a serialised message, those of the messages in it included, and
+    the number of elements of its packed arrays.
 
     Args:
         kind: descriptor of the message.
 
     Raises:
-        BodyTooLarge: if it has more than `MOST_FIELDS`.
+        BodyTooLarge: if it has more fields than `MOST_FIELDS`, or more elements than
+            `MOST_ELEMENTS`.
         DecodeError: if it is cut off.
     """
-    left = MOST_FIELDS
+    left, elements = MOST_FIELDS, 0
     parts = [(kind, memoryview(body))]
     while parts:
         kind, part = parts.pop()
@@ -374,10 +376,18 @@ def require_few_fields(kind: Any, body: bytes) -> None:
                 length, at = _varint(part, at)
             if wire == DELIMITED and field and field.message_type:
                 parts.append((field.message_type, part[at : at + length]))
+            elif wire == DELIMITED and field and field.cpp_type != field.CPPTYPE_STRING:
+                packed = np.frombuffer(part[at : at + length], np.uint8)
+                elements += int(np.count_nonzero(packed < 128))  # the last byte of each number
             at += 0 if wire == VARINT else length
             left -= 1
             if left < 0:
                 raise BodyTooLarge(f"the message has more than the {MOST_FIELDS} fields allowed")
+            if elements > MOST_ELEMENTS:
+                raise BodyTooLarge(
+                    f"the arrays of the message have more than the {MOST_ELEMENTS} elements "
+                    "allowed; send raw_input_contents"
+                )
 
 
 def _varint(part: memoryview, at: int) -> tuple[int, int]:

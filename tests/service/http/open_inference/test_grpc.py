@@ -146,7 +146,7 @@ def test_every_status_of_a_problem_has_a_code() -> None:
     def below(kind: type[Problem]) -> list[type[Problem]]:
         return [one for child in kind.__subclasses__() for one in (child, *below(child))]
 
-    argument = {400, 405, 406, 408, 413, 415, 422, 431}
+    argument = {400, 405, 406, 408, 413, 415, 421, 422, 431}
     assert {kind.status for kind in below(Problem)} <= argument | set(CODES) | {410, 412, 416}
     assert CODES[429] is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert CODES[503] is grpc.StatusCode.UNAVAILABLE
@@ -221,6 +221,8 @@ EMPTY_INPUTS = b"\x2a\x00" * 1_000_000
     [
         (EMPTY_INPUTS, "more than the 10000 fields allowed"),
         (b"\x2a\x82\x89\x7a" + b"\x22\x00" * 1_000_000, "more than the 10000 fields allowed"),
+        # One input whose shape has two million sides, as a packed array.
+        (b"\x2a\x84\x89\x7a\x1a\x80\x89\x7a" + b"\x01" * 2_000_000, "the 1000000 elements"),
         (b"\x2a\xff", "is not a ModelInferRequest"),
         (b"\x0a\x02\xff\xff", "is not a ModelInferRequest"),  # a name that is not UTF-8
         (b"\xff" * 40, "is not a ModelInferRequest"),
