@@ -43,7 +43,7 @@ class AnswerBudget:
         images: number of images in the answer; each has an equal share.
         hold: is called with bytes that the answer takes in addition. It raises `Overloaded` if the
             service has no memory for them.
-        most: maximum count of numbers.
+        most: maximum count of numbers; None: `MOST_NUMBERS`.
         bytes_each: bytes of memory for each number, until it has been sent.
         always: whether maps are sent as numbers whatever `output` and `normalize` are.
         otherwise: what else a caller may do, for the error's sentence.
@@ -51,7 +51,7 @@ class AnswerBudget:
 
     images: int = 1
     hold: Callable[[int], None] = lambda size: None
-    most: int = MOST_NUMBERS
+    most: int | None = None
     bytes_each: int = JSON_BYTES
     always: bool = False
     otherwise: str = "another output than values"
@@ -65,7 +65,7 @@ class AnswerBudget:
         Raises:
             InvalidParameter: if they have more numbers than the image's share of the answer.
         """
-        share = self.most // self.images
+        share = (self.most or MOST_NUMBERS) // self.images
         if self._has_numbers(instance) and numbers > share:
             problem = InvalidParameter(
                 f"with size={instance.parameters.size}, the maps of an image have {numbers} "

@@ -90,7 +90,7 @@ async def _infer(client: Client, head: bytes, raw: bytes) -> Reply:
 
 
 def _request(data: bytes) -> tuple[bytes, bytes]:
-    raw = bytes(Tensor("image", (1,), strings=[data]).raw())
+    raw = Tensor("image", (1,), strings=[data]).raw()
     sent = {
         "inputs": [
             {

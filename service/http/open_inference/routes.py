@@ -138,7 +138,7 @@ class OpenInferenceRoutes:
         if length is not None:
             headers[JSON_LENGTH] = str(length)
 
-        async def body_of() -> AsyncIterator[bytes | memoryview]:
+        async def body_of() -> AsyncIterator[bytes]:
             for piece in pieces:
                 yield piece
 
@@ -281,14 +281,12 @@ def read_request(body: bytes, header: str | None, model: str, version: str) -> I
     )
 
 
-def write_answer(
-    tensors: Sequence[Tensor], asked: InferRequest
-) -> tuple[list[bytes | memoryview], int | None]:
+def write_answer(tensors: Sequence[Tensor], asked: InferRequest) -> tuple[list[bytes], int | None]:
     """Return the body of an answer in pieces, and the number of bytes of its JSON if raw bytes
     follow it."""
     about = {"model_name": asked.model, "model_version": VERSION}
     text = [to_json(about | ({"id": asked.id} if asked.id else {}))[:-1], b',"outputs":[']
-    raw: list[bytes | memoryview] = []
+    raw: list[bytes] = []
     for turn, tensor in enumerate(tensors):
         described: dict[str, Any] = {
             "name": tensor.name,
@@ -306,7 +304,7 @@ def write_answer(
             text += [to_json(described)[:-1], b',"data":', *tensor.json_data(), b"}"]
     text.append(b"]}")
     if not raw:
-        return [*text], None
+        return text, None
     return [*text, *raw], sum(map(len, text))
 
 

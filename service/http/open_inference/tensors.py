@@ -58,10 +58,10 @@ class Tensor:
             return "BYTES"
         return next(name for name, dtype in NUMBERS.items() if dtype == self.numbers.dtype)
 
-    def raw(self) -> memoryview | bytes:
-        """Return the tensor as raw bytes; of numbers without a copy."""
+    def raw(self) -> bytes:
+        """Return the tensor as raw bytes."""
         if self.numbers is not None:
-            return np.ascontiguousarray(self.numbers).data.cast("B") if self.numbers.size else b""
+            return self.numbers.tobytes()
         return b"".join(LENGTH.pack(len(one)) + one for one in self.strings)
 
     @property
@@ -86,7 +86,7 @@ class Tensor:
         yield b"]"
 
 
-def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
+def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
     """Read a tensor from raw bytes.
 
     Raises:
@@ -110,7 +110,7 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memor
                 f"input {name!r}: element {len(strings)} of BYTES is cut off; each element is its "
                 "length, 4 bytes little-endian, and then its bytes"
             )
-        strings.append(bytes(data[at + 4 : at + 4 + length]))
+        strings.append(data[at + 4 : at + 4 + length])
         at += 4 + length
     return Tensor(name, tuple(shape), strings=_all(name, strings, shape, count))
 
