@@ -162,8 +162,8 @@ class MethodNotAllowed(Problem):
     status = 405
     title = "This address does not answer that method"
 
-    def __init__(self, detail: str, *, allowed: Sequence[str]) -> None:
-        super().__init__(detail)
+    def __init__(self, detail: str, *, allowed: Sequence[str] = (), **more: Any) -> None:
+        super().__init__(detail, **more)
         self.allowed = allowed
 
     def headers(self) -> dict[str, str]:

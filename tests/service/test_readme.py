@@ -236,7 +236,7 @@ def test_the_measurements_that_are_named_exist() -> None:
 def table(model: type[BaseModel], prefix: str = "") -> str:
     rows = ["| | default | |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        shown = "" if field.is_required() or field.default is None else f"`{field.default}`"
+        shown = "" if field.is_required() or field.default in (None, "") else f"`{field.default}`"
         shown = "required" if field.is_required() else shown
         rows.append(
             f"| `{prefix}{name if not prefix else name.upper()}` | {shown} | {field.description} |"

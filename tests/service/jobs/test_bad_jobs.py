@@ -440,7 +440,7 @@ def test_an_unknown_model(jobs: TestClient) -> None:
 def test_without_any_model(tmp_path: Path) -> None:
     with TestClient(create_app(Settings(jobs=tmp_path), ())) as client:
         response = client.post("/v1/jobs", **form_of("json", {"a": DOT}))
-        check(response, 404, "unknown-model", "the service has no model")
+        check(response, 404, "unknown-model", "no model is loaded", "POST /v1/models")
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a\tb", "caf\x7f"])

@@ -282,7 +282,9 @@ def test_who_leaves_in_the_middle_of_an_upload_leaves_nothing(
         body = b'{"image": {"path": "x.png"}}\n' * (CHUNK + 1)
         content_type = "application/x-ndjson"
     else:
-        request = jobs.build_request("POST", "http://test", **form_of(kind, {"a": DOT, "b": DOT}))
+        request = jobs.build_request(
+            "POST", "http://localhost", **form_of(kind, {"a": DOT, "b": DOT})
+        )
         request.read()
         body, content_type = request.content[:-40], request.headers["Content-Type"]
     seen: list[int] = []

@@ -97,7 +97,8 @@ ENTRY = '[[models]]\nname = "a"\nsource = "torchvision:resnet18"\n'
     ("text", "words"),
     [
         ("[[models]", "models.toml: is not TOML"),
-        ("", r"models.toml: has no \[\[models\]\] entry"),
+        ("", r"models.toml: cannot be read: it is empty"),
+        ("\n", r"models.toml: has no \[\[models\]\] entry"),
         ("colour = 1\n" + ENTRY, "models.toml: unknown key 'colour'"),
         ('[[models]]\nname = "a"\n', "models.toml: entry 1 .'a'.: key 'source' is missing"),
         (ENTRY + 'wieghts = "x"\n', "entry 1 .'a'.: unknown key 'wieghts'; did you mean 'weights'"),

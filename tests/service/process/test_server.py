@@ -58,7 +58,7 @@ def wait_for(http: httpx2.Client, line: str) -> None:
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_the_queue(slow_catalog: str) -> None:
-    with serving("--models", slow_catalog) as (process, http):
+    with serving("--models", slow_catalog, GRADCAM_DELAY_TOLERANCE="0") as (process, http):
         with ThreadPoolExecutor(6) as threads:
             photos = [encoded(noise(8, 8, seed)) for seed in range(6)]
             futures = [
