@@ -117,6 +117,7 @@ def staged(*models: str, wait: bool = True, **environment: str) -> Iterator[Stag
             "CHAOS_HOOKS": str(Path(folder, "hooks")),
             **{f"GRADCAM_{name.upper()}": value for name, value in environment.items()},
         }
+        given = {name: value for name, value in given.items() if value}  # "": as if it were not set
         process = subprocess.Popen(
             [sys.executable, "-m", "service", "serve"],
             cwd=ROOT,
