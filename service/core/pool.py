@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, Literal, Self, TypeVar, get_args
 
 Result = TypeVar("Result")
@@ -14,7 +15,9 @@ Priority = Literal["interactive", "background"]
 """Whether a caller waits for the answer. Background work runs at lower priority than interactive
 work."""
 PRIORITIES: Final[tuple[Priority, ...]] = get_args(Priority)
-NICER: Final = 10
+NICENESS: Final[Mapping[Priority, int]] = {"interactive": 5, "background": 15}
+"""Added to the niceness of a pool's threads. The event loop comes before both: under overload, its
+probes and refusals would otherwise wait for the cores behind the photos."""
 
 
 class Pool:
@@ -22,8 +25,8 @@ class Pool:
     done.
 
     Args:
-        priority: the priority of the threads. Background threads yield the cores to all other
-            threads, if the system supports priorities of single threads.
+        priority: the priority of the threads. All yield the cores to the event loop, and background
+            threads to interactive ones, if the system supports priorities of single threads.
     """
 
     def __init__(self, name: str, threads: int, *, priority: Priority = "interactive") -> None:
@@ -35,7 +38,7 @@ class Pool:
         self._executor = ThreadPoolExecutor(
             self._threads,
             thread_name_prefix=self._name,
-            initializer=_be_nice if self._priority == "background" else None,
+            initializer=partial(_be_nice, NICENESS[self._priority]),
         )
         return self
 
@@ -57,6 +60,6 @@ class Pool:
             raise
 
 
-def _be_nice() -> None:
+def _be_nice(more: int) -> None:
     if sys.platform == "linux":  # elsewhere niceness applies to the whole process
-        os.nice(NICER)
+        os.nice(more)

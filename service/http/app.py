@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from PIL import Image
 from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -46,11 +47,12 @@ from service.http.open_inference.inference import Inference
 from service.http.open_inference.routes import Repository, make_open_inference_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
-from service.http.platforms.addresses import PlatformAddresses
+from service.http.platforms.addresses import PlatformAddresses, native_path
 from service.http.platforms.predictor import Predictor
 from service.http.platforms.sagemaker import (
     Invocations,
     has_several_models,
+    invocation,
     make_sagemaker_router,
 )
 from service.http.platforms.vertex import NestExplanations
@@ -208,6 +210,7 @@ def make_app(
         keys=keys,
         rates=rates or Rates(),
         admission=admission,
+        native=_native(settings, manager),
     )
     app.state.manager = manager
     app.state.metrics = metrics
@@ -266,6 +269,20 @@ def _add_middleware(
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
+
+
+def _native(settings: Settings, manager: Backend) -> Callable[[str, Headers], str]:
+    """Return the function that finds the path of a request's route, as the middleware of
+    `_add_platform` does."""
+    several = has_several_models(settings)
+
+    def native(path: str, headers: Headers) -> str:
+        found = None
+        if settings.platform == "sagemaker":
+            found = invocation(path, headers, manager, several=several)
+        return found[0] if found else native_path(path, settings.routes, manager)
+
+    return native
 
 
 def _add_platform(app: FastAPI, settings: Settings, manager: Backend) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -59,12 +59,21 @@ class Guard:
 
     Args:
         table: the access of the app's routes.
+        native: returns the path of the route that answers a request, by the path and the headers
+            with which it came: a platform prescribes paths of its own.
     """
 
     def __init__(
-        self, *, table: AccessTable, keys: Keys | None, rates: Rates, admission: Admission
+        self,
+        *,
+        table: AccessTable,
+        keys: Keys | None,
+        rates: Rates,
+        admission: Admission,
+        native: Callable[[str, Headers], str] = lambda path, headers: path,
     ) -> None:
         self._table = table
+        self._native = native
         self._keys = keys
         self._rates = rates
         self._admission = admission
@@ -149,14 +158,15 @@ class Guard:
             QueueFull: if there is no place.
         """
         path = unquote_to_bytes(target.partition(b"?")[0]).decode("utf-8", "replace")
-        found = self._table.lookup("POST", path)
+        known = Headers(raw=list(headers))
+        found = self._table.lookup("POST", self._native(path, known))
         if found is None or not found[0].work:
             return None
         # The app knows which pages may ask, and adds the headers with which they read a refusal.
         if any(name in FROM_BROWSERS for name, _ in headers):
             return None
         try:
-            (access, model), known = found, Headers(raw=list(headers))
+            access, model = found
             key = self.authorise(access, known)
             return self.enter(access, model, key, allowed_seconds(known))
         except QueueFull:

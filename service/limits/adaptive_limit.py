@@ -29,6 +29,10 @@ LONG_SECONDS: Final = 1.5
 """With a tolerance, a request should not take longer, unless it does so alone."""
 OVER_ALONE: Final = 1.5
 """A request may always take so many times as long as alone."""
+MOST_OVER: Final = 1.5
+"""The rate is at most so many times what the answers of a window show, if they took too long."""
+BUSY: Final = 4
+"""A request that takes so many times as long as alone has waited for others."""
 STARTED: Final = 0.1
 """Smallest part of a place that counts as one. Without this, a model that answers two requests as
 quickly as one would be kept at so few that it never has two."""
@@ -169,7 +173,11 @@ class AdaptiveLimit:
         self._cells[DELAY] = taken / measured
         rate, allowed = self.rate, self.allowed()
         # Few requests do not show how many a second it could answer, unless they take too long; nor
-        # do the first of many, which found it idle.
-        is_too_slow = taken >= measured * allowed and seconds >= allowed / 2
+        # do the first of many, which found it idle and took not much longer than one alone.
+        busy = min(max(allowed / 4, BUSY * self._cells[ALONE]), allowed / 2)
+        is_too_slow = taken >= measured * allowed and seconds >= busy
         if is_too_slow or (measured > rate and taken > self.number() / 2):
+            if rate:
+                # A warm-up's rate knows nothing of decoding and drawing, and may be far too high.
+                rate = min(rate, MOST_OVER * measured)
             self._cells[RATE] = rate + (measured - rate) * (WEIGHT if rate else 1)

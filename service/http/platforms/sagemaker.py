@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 from anyio import to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, ValidationError
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -66,21 +66,36 @@ class Invocations:
         self._several = several
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        of_one = self._several and path.startswith("/models/") and path.endswith("/invoke")
-        if scope["type"] == "http" and (path == "/invocations" or of_one):
+        if scope["type"] == "http":
             headers = MutableHeaders(raw=list(scope["headers"]))
-            said = dict(parse_qsl(headers.get(ATTRIBUTES, ""), keep_blank_values=True))
-            operation = said.pop("operation", "explain")
-            model = said.pop("model", next(iter(self._manager.names), "none"))
-            if of_one:
-                model = path.removeprefix("/models/").removesuffix("/invoke")
-            if headers.get("content-type", "").partition(";")[0].lower() in RAW:
-                headers["content-type"] = "image/*"
-            query = b"&".join(filter(None, [scope["query_string"], urlencode(said).encode()]))
-            native = f"/v1/models/{model}:{operation}"
-            scope = at(scope, native, headers=headers.raw, query_string=query)
+            found = invocation(scope["path"], headers, self._manager, several=self._several)
+            if found:
+                native, said = found
+                if headers.get("content-type", "").partition(";")[0].lower() in RAW:
+                    headers["content-type"] = "image/*"
+                query = b"&".join(filter(None, [scope["query_string"], urlencode(said).encode()]))
+                scope = at(scope, native, headers=headers.raw, query_string=query)
         await self._app(scope, receive, send)
+
+
+def invocation(
+    path: str, headers: Headers, manager: Backend, *, several: bool
+) -> tuple[str, dict[str, str]] | None:
+    """Return the service's own path of an invocation, and the parameters that its header names;
+    None if the path is no invocation's.
+
+    Args:
+        several: whether the endpoint has several models, which addresses name.
+    """
+    of_one = several and path.startswith("/models/") and path.endswith("/invoke")
+    if path != "/invocations" and not of_one:
+        return None
+    said = dict(parse_qsl(headers.get(ATTRIBUTES, ""), keep_blank_values=True))
+    operation = said.pop("operation", "explain")
+    model = said.pop("model", next(iter(manager.names), "none"))
+    if of_one:
+        model = path.removeprefix("/models/").removesuffix("/invoke")
+    return f"/v1/models/{model}:{operation}", said
 
 
 class ModelToLoad(BaseModel):

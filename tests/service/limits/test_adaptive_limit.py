@@ -189,6 +189,22 @@ def test_under_overload_answers_come_in_time(
     assert useful > 0.9 * 16 * capacity(model)
 
 
+@pytest.mark.parametrize("load", [1.2, 2.0, 5.0])
+@pytest.mark.parametrize("model", ["small", "large"])
+def test_a_warm_up_that_knew_only_the_model_costs_few_answers(
+    simulated: Callable[..., Simulated], model: str, load: float
+) -> None:
+    """Where photos take more of the processor than the model, the warm-up's rate is far too high.
+    The limit falls before most of those that it let in come too late."""
+    service = simulated(model, warmed=20)
+    service.arrivals(load * capacity(model))
+    begun = service.clock.now
+    service.run(6)
+    lone = service.seconds(1) + service.before
+    useful = service.useful(begun, max(5 * lone, TARGET) + 0.5)
+    assert useful > 0.75 * 6 * capacity(model)
+
+
 def test_a_caller_who_allows_less_is_admitted_only_if_the_wait_is_as_short(clock: Clock) -> None:
     (limit,) = limits_of(clock, [LocalCounts()], within(TARGET, 30), warmed=20.0)
     assert limit.number() == 40

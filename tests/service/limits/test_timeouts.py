@@ -13,7 +13,8 @@ from tests.service.live import serving
 from tests.waiting import until
 
 LEAVERS = 7
-"""With one more there are as many as the service admits before it has measured anything."""
+ADMITTED = {"GRADCAM_TARGET_SECONDS": "10"}
+"""With two seconds, the service would admit four."""
 
 
 def left(http: httpx2.Client) -> float:
@@ -28,7 +29,7 @@ def left(http: httpx2.Client) -> float:
 @pytest.mark.slow
 def test_callers_who_leave_are_dropped_from_the_queue(slow_catalog: str) -> None:
     """A forward pass takes half a second: eight of them, one after the other, would take four."""
-    with serving("--models", slow_catalog) as (_, http):
+    with serving("--models", slow_catalog, **ADMITTED) as (_, http):
         address = (http.base_url.host, http.base_url.port)
         callers = []
         for seed in range(LEAVERS):

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from service.core.errors import ConfigError, Unexplainable
+from service.core.errors import ConfigError, QueueFull, Unexplainable
 from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
 from service.http.platforms.predictor import class_of
@@ -344,3 +345,41 @@ def test_a_route_of_ones_own() -> None:
         assert client.get("/up").json() == {"status": "ok"}
         until(lambda: client.get("/readyz").status_code == 200, 30)
         assert "predictions" in client.post("/score", json={"instances": [b64(PHOTO)]}).json()
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "said", "model"),
+    [
+        (Settings(platform="sagemaker"), b"/invocations?top_k=3", "", NAME),
+        (
+            Settings(platform="sagemaker"),
+            b"/invocations",
+            "operation=predict&model=fragile",
+            "fragile",
+        ),
+        (
+            Settings(platform="sagemaker", starts_empty=True),
+            b"/models/fragile/invoke",
+            "",
+            "fragile",
+        ),
+        (Settings(routes={"/score": "/v1/models/{model}:predict"}), b"/score", "", NAME),
+        (Settings(routes={"/score": "/v1/models/{model}:predict"}), b"/score/", "", None),
+        (Settings(), b"/invocations", "", None),
+        (Settings(platform="sagemaker"), b"/invocations", "operation=fly", None),
+    ],
+)
+def test_overload_is_refused_before_the_service_hears_of_it_at_a_platforms_address_too(
+    settings: Settings, path: bytes, said: str, model: str | None
+) -> None:
+    headers = [(b"x-amzn-sagemaker-custom-attributes", said.encode())]
+    with running_app(settings, [EMBEDDED, FRAGILE]) as client:
+        state = cast(FastAPI, client.app).state
+        guard, admission = state.guard, state.admission
+        if model is None:
+            assert guard.let_in_early(path, headers) is None
+            return
+        told = guard.let_in_early(path, headers)
+        told["place"].leave()
+        with admission.hold(model, settings.max_queue, costly=0), pytest.raises(QueueFull):
+            guard.let_in_early(path, headers)
