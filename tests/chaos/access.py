@@ -49,7 +49,9 @@ async def keyless(scale: float) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "keys.toml")
         file.write_text("\n".join([entry, *(entry for _, entry in made.values())]))
-        app = create_app(read_settings({"GRADCAM_PLATFORM": "sagemaker"}), [])
+        app = create_app(
+            read_settings({"GRADCAM_PLATFORM": "sagemaker", "GRADCAM_STARTS_EMPTY": "1"}), []
+        )
         answered = {
             (method, path)
             for route in flat(app.routes)
@@ -58,7 +60,9 @@ async def keyless(scale: float) -> list[Finding]:
         }
         paths = {path for _, path in answered} | {"/nowhere", "/v1/models/x/explain", "/studio/x"}
         pairs = [(method, path) for path in sorted(paths) for method in ASKED]
-        with staged("calm", platform="sagemaker", host="127.0.0.1", keys=str(file)) as stage:
+        with staged(
+            "calm", platform="sagemaker", starts_empty="1", host="127.0.0.1", keys=str(file)
+        ) as stage:
             found: Counter[str] = Counter()
             for headers, scopes in credentials.items():
                 async with Client(stage.port, headers) as client:

@@ -139,7 +139,7 @@ def png_chunk(kind: bytes, data: bytes) -> bytes:
 def _png(
     x: int, y: int, bits: int, kind: int, more: bytes = b"", rows: bytes = b"", lace: int = 0
 ) -> bytes:
-    """Of zeros unless `rows` are given; two spare bytes a row leave room for interlaced passes."""
+    """Return a PNG of zeros, or of `rows`; two spare bytes a row leave room for interlacing."""
     stride = x * bits * {0: 1, 2: 3, 3: 1, 6: 4}[kind] // 8
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", x, y, bits, kind, 0, 0, lace))
     more = more or png_chunk(b"PLTE", bytes(768)) * (kind == 3)

@@ -15,11 +15,11 @@ from tests.chaos.stage import Client, staged
 MODEL = 'name = "lite"\nsource = "embedded:efficientnet-lite0"'
 COUNT = 5000
 LEAST = 200
-"""Of which there is one corrupt of every kind."""
+"""Smallest number of photos; one of every kind among them is corrupt."""
 
 
 async def corrupt(scale: float) -> list[Finding]:
-    """Of several kinds: each fails alone, and says why."""
+    """Corrupt photos of several kinds in a job: each fails alone, and says why."""
     images = crops(max(int(COUNT * scale), LEAST), seed=5)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, staged(MODEL, jobs=folder) as stage:

@@ -37,7 +37,7 @@ class Crops:
 
 
 def crops(count: int, seed: int = 0) -> Crops:
-    """Of real photos, no two alike."""
+    """Return crops of real photos, no two alike."""
     rng = random.Random(seed)
     photos = [
         Image.fromarray(each).convert("RGB")

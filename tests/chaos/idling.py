@@ -18,14 +18,14 @@ from tests.waiting import until_async
 
 IDLE = 1300
 DESCRIPTORS = 1024
-"""That a process of the service may have."""
+"""Number of file descriptors that a process of the service may have."""
 OURS = 4000
 SECONDS, PAUSE_SECONDS = 10.0, 0.1
 MOST_BYTES = 64_000_000
 
 
 async def idling(scale: float) -> list[Finding]:
-    """At gRPC's port, at that of HTTP, and at that of the probes, one after the other."""
+    """Idle connections at gRPC's port, at that of HTTP and at that of the probes, in turn."""
     grpc_port, probe_port = free_port(), free_port()
     findings = []
     with (

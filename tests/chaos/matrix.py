@@ -23,7 +23,7 @@ from tests.chaos.watch import PROBES, Watch
 from tests.chaos.ways import Way, ways
 
 BODY_BYTES: Final = 9_900_000
-"""Of the bodies of the smallest elements: nearly the largest that a service takes."""
+"""Size of the bodies of the smallest elements: nearly the largest that a service takes."""
 REHEARSED_BYTES: Final = 1_000_000
 MOST_WITHOUT_A_KEY: Final = 64_000_000
 """Bytes by which requests without a key may raise a process, which is also noise for others."""
@@ -156,7 +156,7 @@ async def _slow(scene: Scene, way: Way) -> Outcome:
 
 
 async def _never_ending(scene: Scene, way: Way) -> Outcome:
-    """Of some the head does not end, of others the body does not come."""
+    """Requests that never end: the head of some, and the body of others."""
     return await _held(scene, way, drip=b"")
 
 

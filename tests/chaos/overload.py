@@ -93,9 +93,9 @@ def _judged(
         "within that time",
         f"{', '.join(f'{status}: {n}' for status, n in sorted(statuses.items()))}; "
         f"{useful:.1f}/s of {possible:.1f}/s, {useful / max(possible, 0.1):.0%}; {without} "
-        f"refusals without Retry-After, p99 {refusal * 1000:.0f} ms; probes p99 {probe * 1000:.0f} ms, "
-        f"at their own port {beside * 1000:.0f} ms; over after {drained:.2f} s; the generator's "
-        f"lateness p99 {burst.lateness * 1000:.0f} ms",
+        f"refusals without Retry-After, p99 {refusal * 1000:.0f} ms; probes p99 "
+        f"{probe * 1000:.0f} ms, at their own port {beside * 1000:.0f} ms; over after "
+        f"{drained:.2f} s; the generator's lateness p99 {burst.lateness * 1000:.0f} ms",
         statuses.keys() <= {200, 429, 503, 504}
         and not without
         and well

@@ -29,7 +29,7 @@ class Probe:
 
 
 class Probes:
-    """Those that were sent so far."""
+    """The probes that were sent so far."""
 
     def __init__(self) -> None:
         self._found: list[Probe] = []

@@ -19,10 +19,10 @@ V2: Final = "/v2/models/calm/infer"
 class Way:
     name: str
     path: str
-    """Of HTTP; the name of a call of gRPC."""
+    """Path of HTTP, or the name of a call of gRPC."""
     form: Form
     scope: Scope = "explain"
-    """Of the key that it needs: of `read` any."""
+    """Scope of the key that it needs; any key has `read`."""
     place: Place = "service"
     """Service that has it: an ordinary one, which also has addresses of platforms."""
     is_grpc: bool = field(default=False, kw_only=True)

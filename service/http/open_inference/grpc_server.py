@@ -142,25 +142,24 @@ class Calls:
         self._may_receive = asyncio.Semaphore(RECEIVERS)
         self._messages = _messages()
 
-    def handlers(self) -> Mapping[str, tuple[Handler, str, str]]:
-        """Return each call's handler, and the HTTP method and path whose rules for keys it shares:
-        `{model}` stands for the model."""
-        model, repository = "/v2/models/{model}", "/v2/repository"
-        return {
+        model, models = "/v2/models/{model}", "/v2/repository"
+        self.handlers: Final[Mapping[str, tuple[Handler, str, str]]] = {
             "ServerLive": (self._server_live, "GET", "/v2/health/live"),
             "ServerReady": (self._server_ready, "GET", "/v2/health/ready"),
             "ServerMetadata": (self._server_metadata, "GET", "/v2"),
             "ModelReady": (self._model_ready, "GET", f"{model}/ready"),
             "ModelMetadata": (self._model_metadata, "GET", model),
             "ModelInfer": (self._model_infer, "POST", f"{model}/infer"),
-            "RepositoryIndex": (self._repository_index, "POST", f"{repository}/index"),
-            "RepositoryModelLoad": (self._load, "POST", f"{repository}/models/{{model}}/load"),
+            "RepositoryIndex": (self._repository_index, "POST", f"{models}/index"),
+            "RepositoryModelLoad": (self._load, "POST", f"{models}/models/{{model}}/load"),
             "RepositoryModelUnload": (
                 self._unload,
                 "POST",
-                f"{repository}/models/{{model}}/unload",
+                f"{models}/models/{{model}}/unload",
             ),
         }
+        """Each call's handler, and the HTTP method and path whose rules for keys it shares:
+        `{model}` stands for the model."""
 
     async def respond(self, name: str, context: Context) -> None:
         """Answer one call: read its message, and write the answer, or a problem as a status.
@@ -194,7 +193,7 @@ class Calls:
 
     async def _answer(self, name: str, context: Context, share: Share, seconds: float) -> bytes:
         """Return the message of the answer to a call."""
-        handler, method, path = self.handlers()[name]
+        handler, method, path = self.handlers[name]
         access = self._guard.access_of(method, path.replace("{model}", "-"))
         call = Call(context, share, seconds)
         if access.scope == "open":  # no byte of the message is needed
@@ -324,7 +323,7 @@ async def serving_grpc(calls: Calls, settings: Settings, processes: int) -> Asyn
 
         return grpc.stream_stream_rpc_method_handler(respond)
 
-    handlers = {name: handler(name) for name in calls.handlers()}
+    handlers = {name: handler(name) for name in calls.handlers}
     connections = max(grpc_connections(settings) // processes, 1)
     options = [
         ("grpc.max_receive_message_length", settings.max_body_bytes),
