@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.core.errors import (
     BodyTooLarge,
     Forbidden,
+    MalformedRequest,
     Problem,
     QueueFull,
     RateLimited,
@@ -297,14 +298,33 @@ class LimitBody:
         return BodyTooLarge(f"{what}; at most {most} bytes are allowed")
 
 
-def allowed_seconds(headers: Headers) -> float:
-    """Return the seconds that a caller allows, or infinity if it states none. Values that are not
-    allowed are refused later."""
-    try:
-        seconds = float(headers.get(TIMEOUT, "inf"))
-    except ValueError:
+def asked_seconds(headers: Headers) -> float:
+    """Return the seconds that a caller allows, or infinity if it states none.
+
+    Raises:
+        MalformedRequest: if `X-Request-Timeout` is no number of seconds.
+    """
+    sent = headers.get(TIMEOUT)
+    if sent is None:
         return math.inf
-    return seconds if seconds > 0 else math.inf
+    try:
+        seconds = float(sent)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise MalformedRequest(
+            f"X-Request-Timeout is {sent[:40]!r}; it should be seconds, a number above 0"
+        )
+    return seconds
+
+
+def allowed_seconds(headers: Headers) -> float:
+    """Return the seconds that a caller allows; infinity also if they cannot be read, for which the
+    request is refused later."""
+    try:
+        return asked_seconds(headers)
+    except MalformedRequest:
+        return math.inf
 
 
 def presented(headers: Headers) -> str:

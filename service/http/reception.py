@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.backend.interface import Backend, ModelBackend
 from service.backend.timings import Timings
-from service.core.errors import DeadlineExceeded, MalformedRequest, Problem
+from service.core.errors import DeadlineExceeded, Problem
 from service.core.settings import Settings
+from service.http.guard import asked_seconds
 from service.http.platforms.predictor import Predictor
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
@@ -214,17 +215,6 @@ class Reception:
         Raises:
             MalformedRequest: if `X-Request-Timeout` is no number of seconds.
         """
-        sent = request.headers.get("x-request-timeout")
-        seconds = self._settings.deadline_seconds
-        if sent is not None:
-            try:
-                asked = float(sent)
-            except ValueError:
-                asked = 0.0
-            if not 0 < asked < float("inf"):
-                raise MalformedRequest(
-                    f"X-Request-Timeout is {sent[:40]!r}; it should be seconds, a number above 0"
-                )
-            seconds = min(seconds, asked)
+        seconds = min(self._settings.deadline_seconds, asked_seconds(request.headers))
         request.scope["state"]["until"] = monotonic() + seconds  # see `Deliver`
         return seconds
