@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +16,30 @@ JPEG: Final = (".jpg", ".jpeg", ".jpe", ".jfif")
 SUFFIXES: Final = (*JPEG, ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
 WILDCARDS: Final = "*?["
 ALL: Final = ("**", "*")
+NAMED: Final = 3
+"""Number of files that a sentence about several names."""
 
 
 def is_image(name: str) -> bool:
     """Return whether a path names an image, by its suffix. Hidden files, and files in hidden
     folders, do not count."""
-    parts = name.replace("\\", "/").split("/")
-    shown = not any(_is_hidden(part) for part in parts)
-    return shown and Path(parts[-1]).suffix.lower() in SUFFIXES
+    return is_shown(name) and Path(name).suffix.lower() in SUFFIXES
+
+
+def is_shown(name: str) -> bool:
+    """Return whether neither the file nor a folder of a path is hidden."""
+    return not any(_is_hidden(part) for part in name.replace("\\", "/").split("/"))
+
+
+def of_other_kinds(names: Collection[str]) -> str:
+    """Return a sentence about files that are left out because of their suffix; empty if there are
+    none."""
+    if not names:
+        return ""
+    named = ", ".join(sorted(names)[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    were = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+    return f"{were} left out for want of the suffix of an image that can be read: {named}{more}"
 
 
 def _is_hidden(part: str) -> bool:
@@ -31,7 +47,8 @@ def _is_hidden(part: str) -> bool:
 
 
 class Search:
-    """Searches for images, and records which folders could not be read.
+    """Searches for images, and records which folders could not be read and which files are no
+    images.
 
     Args:
         besides: a folder to leave out with everything below it, even if it is reached by a link.
@@ -41,6 +58,7 @@ class Search:
         self._besides = besides and Path(os.path.realpath(besides))
         self._apart: dict[Path, bool] = {}
         self._closed: set[Path] = set()
+        self._others: set[str] = set()
 
     @property
     def left_out(self) -> bool:
@@ -49,13 +67,17 @@ class Search:
 
     @property
     def warning(self) -> str:
-        """A sentence about folders that could not be read; empty if there are none."""
-        if not self._closed:
-            return ""
-        first, count = min(self._closed), len(self._closed)
+        """What is passed over: folders that could not be read, and files that are no images; empty
+        if there are none."""
+        closed, count = "", len(self._closed)
         if count == 1:
-            return f"1 folder cannot be looked into and is passed over: {first}"
-        return f"{count} folders cannot be looked into and are passed over, the first is {first}"
+            closed = f"1 folder cannot be looked into and is passed over: {min(self._closed)}"
+        elif count:
+            closed = (
+                f"{count} folders cannot be looked into and are passed over, the first is "
+                f"{min(self._closed)}"
+            )
+        return "; ".join(filter(None, (closed, of_other_kinds(self._others))))
 
     def fitting(self, pattern: str) -> dict[str, Path]:
         """Return the images that match a pattern, by their paths relative to the part of the
@@ -82,10 +104,13 @@ class Search:
         files: dict[str, Path] = {}
         for file in self._fitting(folder, pattern):
             name = file.relative_to(folder).as_posix()
-            if not is_image(name) or not self._is_file(file):
+            if not is_shown(name) or not self._is_file(file):
                 continue
             # Tables cannot store a name that is not valid UTF-8.
             name = os.fsencode(name).decode(errors="backslashreplace")
+            if not is_image(name):
+                self._others.add(name)
+                continue
             if files.setdefault(name, file) != file:
                 raise ConfigError(f"two files of {folder} are called {name}; rename one of them")
         return files

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.batch.folders import SUFFIXES, WILDCARDS, Search, is_image
+from service.batch.folders import SUFFIXES, WILDCARDS, Search, is_image, is_shown, of_other_kinds
 from service.core.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
 from service.pipeline.images import LARGEST, read_file
 
@@ -39,7 +39,8 @@ class Inputs:
     targets: Mapping[str, str] = field(default_factory=dict)
     """Id → target, for the images that have a target of their own."""
     warning: str = ""
-    """A sentence about images that could not be searched; empty if there is none."""
+    """What was passed over: folders that could not be searched, and files that are no images; empty
+    if there is none."""
 
     @property
     def wanted(self) -> list[str | None]:
@@ -121,7 +122,11 @@ def _zip(path: Path) -> zipfile.ZipFile:
 
 def _of_zip(archive: zipfile.ZipFile) -> Inputs:
     entries = {entry.filename: entry for entry in archive.infolist() if not entry.is_dir()}
-    return Inputs(sorted(filter(is_image, entries)), partial(_unpacked, archive, entries))
+    images = {name for name in entries if is_image(name)}
+    others = {name for name in entries if is_shown(name)} - images
+    return Inputs(
+        sorted(images), partial(_unpacked, archive, entries), warning=of_other_kinds(others)
+    )
 
 
 def _unpacked(archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], name: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -71,6 +72,23 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     lay(tmp_path, "notes.txt")
     said = refused(tmp_path)
     assert said.startswith(f"the folder {tmp_path} has no images (.jpg, .jpeg,")
+
+
+def test_files_that_are_no_images_by_their_suffix_are_counted_and_named(tmp_path: Path) -> None:
+    lay(tmp_path, "photos/cat.jpg", "photos/cat.heic", "photos/cat.jp2", "photos/x/cat", ".hidden")
+    said = "3 files are left out for want of the suffix of an image that can be read: "
+    with open_inputs(str(tmp_path / "photos")) as found:
+        assert (found.ids, found.warning) == (["cat.jpg"], f"{said}cat.heic, cat.jp2, x/cat")
+    with open_inputs(f"{tmp_path}/photos/*.jpg") as found:
+        assert found.warning == "", "the pattern leaves them out"
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for name in ("cat.jpg", "a.heic", "b.heic", "c.heic", "d.heic", "__MACOSX/cat", "x/"):
+            archive.writestr(name, b"")
+    with open_inputs(str(tmp_path / "photos.zip")) as found:
+        assert found.ids == ["cat.jpg"]
+        assert found.warning == said.replace("3", "4") + "a.heic, b.heic, c.heic and 1 more"
+    (tmp_path / "photos" / "cat.jpg").unlink()
+    assert refused(tmp_path / "photos").endswith("cat.heic, cat.jp2, x/cat")
 
 
 def test_a_file_that_may_not_be_read_is_its_own_problem() -> None:
