@@ -236,8 +236,7 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
         scope.enter_context(torch.enable_grad())
         scope.enter_context(hooked(Modules(model), note))
         probe = image.detach().clone().requires_grad_()
-        # The model gets a clone, because it may not change a leaf in place.
-        said = forward(model, probe.clone(), reading)
+        said = forward(model, probe, reading)
         by_layer = _by_layer(outputs, runs)
         return _Pass(
             outputs=by_layer,

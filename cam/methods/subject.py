@@ -102,10 +102,7 @@ class Subject:
         gradients are on."""
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
         with evaluating(self.model):
-            # A copy, because the model may change its input in place, which a leaf does not allow.
-            return forward(
-                self.model, images.clone(), self.reading, layers=looks, located=self.located
-            )
+            return forward(self.model, images, self.reading, layers=looks, located=self.located)
 
     def said(self, images: Tensor) -> list[Output]:
         """Return the `outputs` for images (n, C, H, W), `detached`."""

@@ -259,14 +259,14 @@ def forward(
     """Return a model's output for each of the images (B, C, H, W), from one forward pass.
 
     Args:
-        images: the model may change them in place.
+        images: stay as they are, also where the model changes its input in place.
         layers: names of the layers that targets read, whose places are in `located`.
 
     Raises:
         CamError: see `outputs_of`, `one_each` and `looked_at`.
     """
     with watching(model, layers) as seen:
-        raw = model(images)
+        raw = model(images.clone())
     looked = looked_at(seen, layers, images, located)
     outputs = outputs_of(raw, looked, size=size_of(images), reading=reading, batch=len(images))
     return one_each(outputs, images)

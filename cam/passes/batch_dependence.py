@@ -80,7 +80,7 @@ def is_stochastic(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> s
         outputs are the same, up to 1e-4 of the spread of the logits (1e-2 in half precision).
     """
     with _undisturbed(model, image):
-        first, second = (_numbers(forward(model, image.clone(), reading)[0]) for _ in range(2))
+        first, second = (_numbers(forward(model, image, reading)[0]) for _ in range(2))
     outcome = "others"
     if first.shape == second.shape:
         if not first.numel() or not first.isfinite().all():
@@ -165,7 +165,9 @@ def _middle(
     names = [] if layer is None else [layer]
     with _undisturbed(model, batch), watching(model, names) as seen:
         torch.manual_seed(0)  # dropout that is always on must not count as a difference
-        outputs = outputs_of(model(batch), size=size_of(batch), reading=reading, batch=len(images))
+        outputs = outputs_of(
+            model(batch.clone()), size=size_of(batch), reading=reading, batch=len(images)
+        )
     if len(outputs) != len(images):
         raise ValueError(f"it has {len(outputs)} outputs")
     intermediate = {

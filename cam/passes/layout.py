@@ -49,7 +49,7 @@ def _seconds(model: nn.Module, images: Tensor, rounds: int) -> float:
     """Return the seconds of the fastest of `rounds` forward passes, after one warm-up pass."""
 
     def work() -> None:
-        model(images)
+        model(images.clone())
         if images.device.type != "cpu":
             torch.accelerator.synchronize(images.device)
 

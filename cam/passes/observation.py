@@ -72,7 +72,7 @@ def embed(model: nn.Module, image: Tensor, layer: str) -> NDArray[np.float32]:
     """
     located = locate(model, image, [layer])
     with evaluating(model), torch.no_grad(), watching(model, [layer]) as seen:
-        model(image)
+        model(image.clone())
         embedding = embedding_of(looked_at(seen, [layer], image, located)[layer][0])
     vector: NDArray[np.float32] = embedding.cpu().numpy()
     return vector

@@ -76,7 +76,7 @@ def explain_batch(
         ]
     if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
-            logits = logits_of(model(images), reading, batch=len(images))
+            logits = logits_of(model(images.clone()), reading, batch=len(images))
             if head.layer not in seen:
                 raise LayerDidNotRun(f"layer {head.layer!r} did not run in this forward pass")
         return answer_by_head(head, questions, seen[head.layer], logits, images, reading)

@@ -81,9 +81,8 @@ def explain_in_steps(
             layer: scope.enter_context(recorded(model, layer))
             for layer in (layers if method.replays else ())
         }
-        # A clone, because the model may change its input in place.
-        copy, looks = one.clone(), question.looks_at
-        (output,) = forward(model, copy, reading, layers=looks, located=located)
+        looks = question.looks_at
+        (output,) = forward(model, one, reading, layers=looks, located=located)
         outputs, interrupted = capture.activations, capture.interrupted
         own = logit_layers(output, capture.outputs)
     grids = located.grids(outputs, one)
