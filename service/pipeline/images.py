@@ -7,7 +7,9 @@ Pixels become 8-bit RGB as follows:
 - Transparent pixels are blended with white.
 - Grayscale and bilevel pictures get equal red, green and blue values; palette pictures get the
   palette's colours.
-- 16-bit grayscale is scaled by 1/257 (65535 → 255); 16-bit colour keeps the high byte.
+- 12-bit and 16-bit grayscale is scaled by its type (65535 → 255); 16-bit colour keeps the high
+  byte. 32-bit and signed integers are scaled by the smallest and largest sample value that a TIFF
+  names, and refused without them. Where TIFF says that white is zero, it is.
 - CMYK, YCbCr and Lab are converted by Pillow's formulas; embedded colour profiles are ignored, as
   they were in training.
 - 32-bit floating-point pictures have no agreed range and are refused.
@@ -23,6 +25,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +50,10 @@ BAND: Final = 1_000_000
 MAX_RUN_PIXELS: Final = 1920 * 1080
 MAX_RUN_BYTES: Final = 2_000_000
 """Of a run-length encoded BMP, which Pillow decodes in Python: a second at most."""
+BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339
+SAMPLE_LIMITS: Final = ((340, 280), (341, 281))
+"""TIFF's tags SMinSampleValue or MinSampleValue, and SMaxSampleValue or MaxSampleValue."""
+WHITE_IS_ZERO, SIGNED = 0, 2
 TURNS: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -152,7 +159,8 @@ class EncodedPhoto:
             if shrink > 1:
                 image.draft(image.mode, (image.width // shrink, image.height // shrink))
             image.load()
-            return _rgb(_upright(image))
+            limits = _limits_of(image) if image.mode.startswith("I") else None
+            return _rgb(_upright(image), limits)
 
 
 def decode(data: bytes, *, max_pixels: int) -> Image.Image:
@@ -212,7 +220,31 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _limits_of(image: Image.Image) -> tuple[int, int]:
+    """Return the numbers of black and white of a grayscale image of more than 8 bits.
+
+    Raises:
+        UndecodableImage: if the file does not say them, as one of 32-bit or signed integers.
+    """
+    tags = getattr(image, "tag_v2", {})  # of a TIFF; 16-bit PNGs have the range of their type
+    bits, signed = int(tags.get(BITS, (16,))[0]), tags.get(SAMPLE_FORMAT, (1,))[0] == SIGNED
+    low, high = 0, 2**bits - 1
+    if bits > 16 or signed:
+        low, high = (
+            next((int(tags[tag][0]) for tag in names if tag in tags), 0) for names in SAMPLE_LIMITS
+        )
+        if high <= low:
+            raise UndecodableImage(
+                f"the image holds {bits}-bit {'signed ' * signed}integers, whose range is not "
+                "known; send 8 or 16 bit without a sign, or a TIFF with SMinSampleValue and "
+                "SMaxSampleValue"
+            )
+    return (high, low) if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO else (low, high)
+
+
+def _rgb(image: Image.Image, limits: tuple[int, int] | None) -> Image.Image:
+    """Return an image in mode RGB. Of integers of more than 8 bits, `limits` are the numbers of
+    black and white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "F":
@@ -220,8 +252,9 @@ def _rgb(image: Image.Image) -> Image.Image:
             "the image holds 32-bit floating-point pixels, whose range is not known; "
             "send 8 or 16 bit"
         )
-    if image.mode.startswith("I"):
-        return _in_bands(image, _from_16_bit)
+    if limits:
+        black, white = limits
+        return _in_bands(image, partial(_from_integers, black=black, white=white))
     if image.has_transparency_data:
         return _in_bands(image, _over_white)
     return image.convert("RGB")
@@ -237,10 +270,11 @@ def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image])
     return whole
 
 
-def _from_16_bit(image: Image.Image) -> Image.Image:
-    sixteen_bit = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
-    sixteen_bit[sixteen_bit == image.info.get("transparency")] = 65535
-    return Image.fromarray(((sixteen_bit + 128) // 257).astype(np.uint8)).convert("RGB")
+def _from_integers(image: Image.Image, *, black: int, white: int) -> Image.Image:
+    numbers = np.asarray(image, dtype=np.int64)
+    shares = np.clip((numbers - black) / (white - black), 0, 1)
+    shares[numbers == image.info.get("transparency")] = 1
+    return Image.fromarray((shares * 255 + 0.5).astype(np.uint8)).convert("RGB")
 
 
 def _over_white(image: Image.Image) -> Image.Image:

@@ -7,8 +7,10 @@ import struct
 import time
 import tracemalloc
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +96,69 @@ def test_sixteen_bit_gray_is_scaled_not_clipped(name: str) -> None:
     deep = Image.fromarray(np.array([[0, 257, 32768, 65535]], np.uint16))
     found = pixels(encoded(deep, name))[0, :, 0]
     np.testing.assert_array_equal(found, [0, 1, 128, 255])
+
+
+def tiff(
+    numbers: Sequence[int], kind: str, *, white_is_zero: bool = False, limits: Sequence[int] = ()
+) -> bytes:
+    """Return a TIFF of one row of gray pixels: `kind` is their type as NumPy writes it."""
+    type_ = np.dtype(kind)
+    deep = np.array(numbers, type_).tobytes()
+    bits, sign = 8 * type_.itemsize, 2 if type_.kind == "i" else 1
+    short, long = (3, "H2x"), (9, "i")
+    entries = [
+        (256, short, len(numbers)),
+        (257, short, 1),
+        (258, short, bits),
+        (262, short, int(not white_is_zero)),
+        (273, (4, "I"), 8),
+        (277, short, 1),
+        (278, short, 1),
+        (279, (4, "I"), len(deep)),
+        (339, short, sign),
+        *((tag, long, limit) for tag, limit in zip((340, 341), limits, strict=False)),
+    ]
+    order = "<" if type_.byteorder in "<=|" else ">"
+    packed = b"".join(
+        struct.pack(f"{order}HHI{form}", tag, code, 1, value)
+        for tag, (code, form), value in entries
+    )
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", 8 + len(deep))
+    return head + deep + struct.pack(f"{order}H", len(entries)) + packed + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind", "more", "gray"),
+    [
+        ([0, 257, 65535], "<u2", {}, [0, 1, 255]),
+        ([0, 257, 65535], ">u2", {}, [0, 1, 255]),
+        ([0, 257, 65535], "<u2", {"white_is_zero": True}, [255, 254, 0]),
+        ([0, 51, 255], "<u4", {"limits": (0, 255)}, [0, 51, 255]),
+        ([-100, 0, 100], "<i4", {"limits": (-100, 100)}, [0, 128, 255]),
+        ([-100, 0, 100], ">i4", {"limits": (-100, 100)}, [0, 128, 255]),
+        ([-1024, 0, 3071], "<i2", {"limits": (-1024, 3071)}, [0, 64, 255]),
+    ],
+)
+def test_integers_are_scaled_by_what_the_file_says(
+    numbers: list[int], kind: str, more: dict[str, Any], gray: list[int]
+) -> None:
+    np.testing.assert_array_equal(pixels(tiff(numbers, kind, **more))[0, :, 0], gray)
+
+
+@pytest.mark.parametrize("kind", ["<u4", "<i4", ">i4", "<i2", ">i2"])
+@pytest.mark.parametrize("limits", [(), (0, 0), (5, 4)])
+def test_integers_whose_range_is_not_known_are_refused(kind: str, limits: tuple[int, ...]) -> None:
+    with pytest.raises(UndecodableImage, match=r"bit (signed )?integers, whose range is not known"):
+        pixels(tiff([0, 1, 255], kind, limits=limits))
+
+
+def test_twelve_bits_are_scaled_by_twelve_bits() -> None:
+    packed = bytes([0x00, 0x0F, 0xFF])  # 0 and 4095
+    whole = bytearray(tiff([0, 0], "<u2"))
+    whole[8:11] = packed
+    at = whole.index(struct.pack("<HHI", 258, 3, 1)) + 8
+    whole[at : at + 2] = struct.pack("<H", 12)
+    np.testing.assert_array_equal(pixels(bytes(whole))[0, :, 0], [0, 255])
 
 
 def test_cmyk_becomes_rgb() -> None:
