@@ -122,9 +122,15 @@ def unknown_layer(name: str, names: Iterable[str]) -> UnknownLayer:
 
 
 def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """Return "; did you mean 'layer4'?" for the nearest name; "" if none is near."""
-    near = get_close_matches(str(name)[:200], [known for known in names if known], 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return "; did you mean 'layer4'?" for the nearest name, whatever its case, hyphens and
+    underscores; "" if none is near."""
+    known = {_plain(each): each for each in names if each}
+    near = get_close_matches(_plain(str(name)[:200]), known, 1)
+    return f"; did you mean {known[near[0]]!r}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.casefold().translate({ord(sign): None for sign in "-_ "})
 
 
 class LayerDidNotRun(LayerError):

@@ -77,12 +77,29 @@ class Labels:
             raise UnknownLabel(
                 f"the model has no labels, so no class is called {label[:80]!r}; give the index"
             )
-        near = difflib.get_close_matches(_plain(label)[:80], self._meant, 3, 0.5)
-        hint = ", ".join(repr(self._shown(name)) for name in near)
+        hint = ", ".join(repr(self._shown(name)) for name in self._near(_plain(label)[:80]))
         rest = f"the nearest labels are {hint}" if hint else f"e.g. {self.names[0]!r} is one"
         raise UnknownLabel(
             f"no class is called {label[:80]!r}; {rest}, and GET /v1/models/MODEL lists all"
         )
+
+    def _near(self, plain: str) -> list[str]:
+        """Return the names in `_meant` that are nearest to what was asked, as a whole or by one of
+        their words."""
+        words = {word for name in self._meant for word in name.split()}
+        of_words = [
+            name
+            for like in difflib.get_close_matches(plain, words, 3, 0.75)
+            for name in self._meant
+            if like in name.split()
+        ]
+        whole = difflib.get_close_matches(plain, self._meant, 3, 0.5)
+
+        def nearness(name: str) -> float:
+            parts = [name, *name.split()]
+            return max(difflib.SequenceMatcher(None, plain, part).ratio() for part in parts)
+
+        return sorted(dict.fromkeys([*whole, *of_words]), key=nearness, reverse=True)[:3]
 
     def _shown(self, plain: str) -> str:
         """Return the display form of a name in `_meant`."""

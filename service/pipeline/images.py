@@ -303,13 +303,15 @@ def read_file(path: Path) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Return the bytes of a base64 text, which may be a data: URL.
+    """Return the bytes of a base64 text, which may be a data: URL, or in lines as in MIME.
 
     Raises:
         ValueError: if the text is not valid base64; its message says why.
     """
     if text.startswith("data:"):
         text = text.partition(",")[2]
+    if "\n" in text[:80]:  # MIME breaks lines after 76 characters
+        text = text.replace("\r", "").replace("\n", "")
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.datastructures import ImmutableMultiDict
 
+from cam.errors import did_you_mean
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
 from service.core.pydantic_errors import mistake, range_of
 from service.pipeline.answer_parameters import AnswerParameters
@@ -106,7 +107,8 @@ def parameter_problem(
 def _unknown(name: str, schema: type[ImageParameters], where: str) -> Problem:
     known = ", ".join(names_of(schema))
     return UnknownParameter(
-        f"there is no parameter {name[:80]!r}; the parameters are {known}",
+        f"there is no parameter {name[:80]!r}; the parameters are {known}"
+        f"{did_you_mean(name, names_of(schema))}",
         pointer=f"{where}/{step(name)}",
     )
 

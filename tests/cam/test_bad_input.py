@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -334,3 +335,18 @@ def test_nothing_raw_escapes(name: str) -> None:
             assert said.strip()
             assert "\n" not in said
             assert len(said) < 700
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("grad-cam", "gradcam"),
+        ("GradCAM", "gradcam"),
+        ("Grad-CAM++", "gradcam++"),
+        ("score_cam", "scorecam"),
+        ("Integrated Gradients", "integratedgradients"),
+    ],
+)
+def test_a_method_is_suggested_whatever_its_case_and_hyphens(asked: str, meant: str) -> None:
+    with pytest.raises(UnknownMethod, match=re.escape(f"did you mean {meant!r}?")):
+        explain(nn.Conv2d(3, 2, 1), torch.rand(1, 3, 8, 8), method=asked)

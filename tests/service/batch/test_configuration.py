@@ -188,7 +188,9 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with pytest.raises(UnknownMethod, match="there is no method 'gradcam3'"):
         RunConfiguration({"method": "gradcam3"}, output)
-    with pytest.raises(UnknownParameter, match="there is no parameter 'colour'; the parameters"):
+    with pytest.raises(
+        UnknownParameter, match=r"no parameter 'colour'; the parameters .*mean 'colormap'\?"
+    ):
         RunConfiguration({"colour": "red"}, output)
     with pytest.raises(InvalidParameter, match="opacity is '2'"):
         RunConfiguration({"opacity": "2"}, output)

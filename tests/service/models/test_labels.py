@@ -44,8 +44,19 @@ def test_an_ambiguous_label_says_both_indices(labels: Labels, name: str, words: 
 def test_an_unknown_label_says_the_nearest(labels: Labels) -> None:
     with pytest.raises(UnknownLabel, match=r"no class is called 'egiptian cat'; .*'Egyptian cat'"):
         labels.index("egiptian cat")
+    with pytest.raises(UnknownLabel, match=r"the nearest labels are .*'tiger cat'"):
+        labels.index("tigr cat")
     with pytest.raises(UnknownLabel, match="has no labels"):
         Labels.of(()).index("cat")
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"), [("catt", "'tiger cat', 'Egyptian cat'"), ("persan", "'Persian cat'")]
+)
+def test_labels_are_near_of_which_a_word_is_nearly_what_was_asked(asked: str, near: str) -> None:
+    names = ["crate", "coast", "cassette", "tiger cat", "Egyptian cat", "Persian cat", "dog"]
+    with pytest.raises(UnknownLabel, match=near):
+        Labels.of(names).index(asked)
 
 
 def test_a_number_that_could_mean_two_classes() -> None:

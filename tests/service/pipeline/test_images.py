@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import struct
 import time
@@ -18,7 +19,7 @@ import skimage.data
 from PIL import Image
 
 from service.core.errors import ImageTooLarge, UndecodableImage
-from service.pipeline.images import EncodedPhoto, decode
+from service.pipeline.images import EncodedPhoto, decode, decode_base64
 from tests.service.conftest import encoded, noise
 
 LIMIT = 50_000_000
@@ -335,3 +336,11 @@ def test_the_worst_run_length_encoded_bmp_takes_about_a_second(runs: bytes) -> N
     with suppress(UndecodableImage):
         decode(run_length_bmp(1920, 1080, runs), max_pixels=LIMIT)
     assert time.process_time() - begun < 5
+
+
+def test_base64_may_come_in_lines() -> None:
+    data = noise(30, 30).tobytes()
+    lines = base64.encodebytes(data).decode()
+    assert decode_base64(lines) == decode_base64(lines.replace("\n", "\r\n")) == data
+    with pytest.raises(ValueError, match="base64"):
+        decode_base64("a%b=")

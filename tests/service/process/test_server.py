@@ -84,11 +84,13 @@ def test_ready_says_where_the_page_is_and_a_curl_line_that_works(
     secret, entry = new_key("me", ["explain"], None)
     (tmp_path / "keys.toml").write_text(entry)
     given = ("--keys", str(tmp_path / "keys.toml")) if keys else ()
-    with serving(*given) as (process, http):
+    with serving(*given, GRADCAM_LOG_FORMAT="console") as (process, http):
         assert process.stdout
         hello = ""
         while "curl" not in hello or not hello.endswith("'\n"):
-            hello += process.stdout.readline()
+            line = process.stdout.readline()
+            assert line, "the service ended"
+            hello += line
         base = str(http.base_url).rstrip("/")
         assert f"Drop a photo on {base}/ or" in hello
         found = re.search(r"curl .*", hello.replace("\\\n", ""))
