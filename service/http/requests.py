@@ -137,7 +137,8 @@ class _Files:
         self._pieces: list[bytes] = []
 
     def begin(self) -> None:
-        _limit(len(self.found) + 1, self._most)
+        if len(self.found) == self._most:  # those that follow are not counted
+            raise TooManyInstances(f"the request has more than the {self._most} instances allowed")
         self._pieces = []
 
     def piece(self, data: bytes) -> None:

@@ -178,7 +178,9 @@ def test_a_database_address_that_cannot_be_used_stops_the_start(
     tmp_path: Path, tiny_catalog: str
 ) -> None:
     named = {"GRADCAM_JOBS": str(tmp_path), "GRADCAM_MODELS": tiny_catalog}
-    with starting(GRADCAM_JOBS_DATABASE="mongodb://db/jobs", **named) as (process, _):
+    with starting(
+        GRADCAM_JOBS_DATABASE="mongodb://db/jobs", GRADCAM_LOG_FORMAT="console", **named
+    ) as (process, _):
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2
     assert "gradcam: the database of jobs, mongodb, cannot be used: " in errors
