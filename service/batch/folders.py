@@ -47,7 +47,7 @@ def _is_hidden(part: str) -> bool:
 
 
 class Search:
-    """Searches for images, and records which folders could not be read and which files are no
+    """Searches for images, and records which folders could not be read and which files are not
     images.
 
     Args:
@@ -67,7 +67,7 @@ class Search:
 
     @property
     def warning(self) -> str:
-        """What is passed over: folders that could not be read, and files that are no images; empty
+        """What is passed over: folders that could not be read, and files that are not images; empty
         if there are none."""
         closed, count = "", len(self._closed)
         if count == 1:

@@ -39,8 +39,8 @@ class Inputs:
     targets: Mapping[str, str] = field(default_factory=dict)
     """Id → target, for the images that have a target of their own."""
     warning: str = ""
-    """What was passed over: folders that could not be searched, and files that are no images; empty
-    if there is none."""
+    """What was passed over: folders that could not be searched, and files that are not images;
+    empty if there are none."""
 
     @property
     def wanted(self) -> list[str | None]:

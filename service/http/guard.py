@@ -302,7 +302,7 @@ def asked_seconds(headers: Headers) -> float:
     """Return the seconds that a caller allows, or infinity if it states none.
 
     Raises:
-        MalformedRequest: if `X-Request-Timeout` is no number of seconds.
+        MalformedRequest: if `X-Request-Timeout` is not a number of seconds.
     """
     sent = headers.get(TIMEOUT)
     if sent is None:

@@ -213,7 +213,7 @@ class Reception:
         caller may ask for less than the settings allow.
 
         Raises:
-            MalformedRequest: if `X-Request-Timeout` is no number of seconds.
+            MalformedRequest: if `X-Request-Timeout` is not a number of seconds.
         """
         seconds = min(self._settings.deadline_seconds, asked_seconds(request.headers))
         request.scope["state"]["until"] = monotonic() + seconds  # see `Deliver`

@@ -177,7 +177,6 @@ class AdaptiveLimit:
         busy = min(max(allowed / 4, BUSY * self._cells[ALONE]), allowed / 2)
         is_too_slow = taken >= measured * allowed and seconds >= busy
         if is_too_slow or (measured > rate and taken > self.number() / 2):
-            if rate:
-                # A warm-up's rate knows nothing of decoding and drawing, and may be far too high.
-                rate = min(rate, MOST_OVER * measured)
+            # A warm-up's rate knows nothing of decoding and drawing, and may be far too high.
+            rate = min(rate, MOST_OVER * measured)
             self._cells[RATE] = rate + (measured - rate) * (WEIGHT if rate else 1)

@@ -105,10 +105,10 @@ def parameter_problem(
 
 
 def _unknown(name: str, schema: type[ImageParameters], where: str) -> Problem:
-    known = ", ".join(names_of(schema))
+    known = list(names_of(schema))
     return UnknownParameter(
-        f"there is no parameter {name[:80]!r}; the parameters are {known}"
-        f"{did_you_mean(name, names_of(schema))}",
+        f"there is no parameter {name[:80]!r}; the parameters are {', '.join(known)}"
+        f"{did_you_mean(name, known)}",
         pointer=f"{where}/{step(name)}",
     )
 

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 from anyio import to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, ValidationError
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -67,10 +67,10 @@ class Invocations:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = MutableHeaders(raw=list(scope["headers"]))
-            found = invocation(scope["path"], headers, self._manager, several=self._several)
+            sent = Headers(scope=scope)
+            found = invocation(scope["path"], sent, self._manager, several=self._several)
             if found:
-                native, said = found
+                (native, said), headers = found, sent.mutablecopy()
                 if headers.get("content-type", "").partition(";")[0].lower() in RAW:
                     headers["content-type"] = "image/*"
                 query = b"&".join(filter(None, [scope["query_string"], urlencode(said).encode()]))
@@ -82,7 +82,7 @@ def invocation(
     path: str, headers: Headers, manager: Backend, *, several: bool
 ) -> tuple[str, dict[str, str]] | None:
     """Return the service's own path of an invocation, and the parameters that its header names;
-    None if the path is no invocation's.
+    None for any other path.
 
     Args:
         several: whether the endpoint has several models, which addresses name.
