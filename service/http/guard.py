@@ -79,28 +79,27 @@ class Guard:
         self._rates = rates
         self._admission = admission
 
-    def let_in(self, method: str, path: str, headers: Headers) -> dict[str, Any]:
-        """Let a request in.
-
-        Returns:
-            What the app has to know of it, as entries of the scope's `state`: `key`, the name of
-            its key, and `admin`, whether the key has that scope, if the service has keys;
-            `access`, what its route declares; and `place`, the place that it has taken, or None if
-            it needs none. `Observe` frees it.
+    def let_in(self, method: str, path: str, headers: Headers, state: dict[str, Any]) -> None:
+        """Let a request in, and write what the app has to know of it into the `state` of its scope:
+        what `enter` returns. A refused request has the name of its key there, for the log.
 
         Raises:
             Unauthorized, Forbidden, QueueFull, RateLimited: if it is refused.
             UnknownRoute, MethodNotAllowed: if no route answers it.
         """
         found = self._table.lookup(method, path)
+        key = None if found and found[0].scope == "open" else self._key_of(headers)
+        if key:
+            state["key"] = key.name
         if found is None:
-            self._count(self._key_of(headers))
-            if self._table.is_redirected(path):
-                return {"place": None}
-            raise self._table.refusal(method, path)
+            self._count(key)
+            if not self._table.is_redirected(path):
+                raise self._table.refusal(method, path)
+            state["place"] = None
+            return
         access, model = found
-        key = self.authorise(access, headers)
-        return self.enter(access, model, key, allowed_seconds(headers))
+        self._require_scope(key, access)
+        state.update(self.enter(access, model, key, allowed_seconds(headers)))
 
     def access_of(self, method: str, path: str) -> Access:
         """Return what a route requires.
@@ -134,7 +133,9 @@ class Guard:
             seconds: seconds that its caller allows; infinity if that is not said.
 
         Returns:
-            What `let_in` returns.
+            Entries of the scope's `state`: `key`, the name of its key, and `admin`, whether the key
+            has that scope, if the service has keys; `access`, what its route declares; and `place`,
+            the place that it has taken, or None if it needs none. `Observe` frees it.
 
         Raises:
             QueueFull, RateLimited: if there is no place, or the key has had its requests.
@@ -222,12 +223,12 @@ class Guarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and "place" not in scope["state"]:
             try:
-                told = self._guard.let_in(scope["method"], scope["path"], Headers(scope=scope))
+                headers = Headers(scope=scope)
+                self._guard.let_in(scope["method"], scope["path"], headers, scope["state"])
             except Problem as problem:
                 if reason := REASONS.get(type(problem)):
                     self._metrics.rejected.labels(reason=reason).inc()
                 raise
-            scope["state"].update(told)
         await self._app(scope, receive, send)
 
 

@@ -159,6 +159,29 @@ def test_words_for_a_person_hold_nothing_more(
     assert is_clean(told, key)
 
 
+def test_the_line_of_a_refused_request_names_its_key(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key, entry = new_key("bob", ["explain"], "5/minute")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry)
+    asked = [
+        ("GET", "/unknown"),
+        ("POST", "/v1/models/unknown:explain"),
+        ("DELETE", "/v1/models"),
+        ("DELETE", "/v1/models/fragile"),
+        *[("GET", "/v1/models")] * 3,
+    ]
+    app = create_app(Settings(keys=file), [FRAGILE])
+    with writing(log_format="json"), TestClient(app, headers={"X-API-Key": key}) as client:
+        answers = [client.request(*each) for each in asked]
+    assert {answer.status_code for answer in answers} >= {403, 404, 405, 429}
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = {line["request_id"]: line for line in lines if line["event"] == "request"}
+    for answer in answers:
+        assert told[answer.headers["x-request-id"]]["key"] == "bob", answer.text
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_record_is_a_line_whatever_it_holds(capfd: pytest.CaptureFixture[str], form: str) -> None:
     evil = "a\x1b[31mb\nc\rd\0e\x9bf\u2028g\x7f\ud800"

@@ -86,8 +86,12 @@ def folder(tmp_path: Path) -> Path:
     """One that the group may write, as a volume of the container."""
     if sys.platform == "win32" or os.geteuid() != 0:
         pytest.skip("only root may work as two other users")
-    for above in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        above.chmod(above.stat().st_mode | 0o011)
+    for above in (
+        tmp_path,
+        *tmp_path.parents,
+    ):  # pytest-xdist adds a folder that its user alone enters
+        if not above.stat().st_mode & stat.S_IXOTH:
+            above.chmod(above.stat().st_mode | 0o011)
     folder = tmp_path / "jobs"
     folder.mkdir()
     folder.chmod(0o770)
