@@ -48,7 +48,7 @@ def predict(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prediction(path: str, control: str, image: str) -> dict[str, Any]:
-    explanation = client.explain(path, fit="squash")
+    explanation = client.explain(path)
     height, width = explanation.map.shape
     mask = (explanation.map >= LEAST).astype("uint8") * 255
     result = {

@@ -94,6 +94,7 @@ async def _audit(run: Run, most: int, within: float | None) -> Audit:
         async with local_session(run.settings, run.model, spread=True) as session:
             served = session.replicas.model
             names = chosen(inputs.ids, most)
+            configuration = configuration.fitted(served.preprocessing.default_fit)
             plan = plan_of(served, configuration.parameters(), len(names))
             _check_targets(configuration, inputs, names)
             say("The model is loaded; measuring how long a pass takes.", console)

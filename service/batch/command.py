@@ -156,6 +156,7 @@ async def _explain(run: Run) -> Tally:
         async with local_session(run.settings, run.model, spread=True, images=count) as session:
             served = session.replicas.model
             check(session, configuration, inputs.wanted)
+            configuration = configuration.fitted(served.preprocessing.default_fit)
             configuration.open(run.source, served.name, served.fingerprint, made_with(served))
             if inputs.warning:
                 say(inputs.warning, console)

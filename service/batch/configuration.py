@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from filelock import FileLock, Timeout
 
 from service.batch.inputs import Inputs, open_inputs
+from service.core.choices import Fit
 from service.core.errors import ConfigError
 from service.core.files import written_whole
 from service.pipeline.parameters import Parameters
@@ -66,6 +67,21 @@ class RunConfiguration:
         own = {} if target is None else {"target": target}
         return validated(Parameters, {**self.given, **own})
 
+    def fitted(self, default: Fit) -> RunConfiguration:
+        """Return the configuration with the fit by its own name, where it says `auto`: the fit of
+        the batch that the output folder holds, so that it goes on as it began, or the model's.
+
+        Args:
+            default: what `auto` means for the model.
+        """
+        if self.parameters().fit != "auto":
+            return self
+        fit: str = default
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            there = json.loads((self.output / RECORD).read_text())
+            fit = _parameters_in(there)["fit"]
+        return replace(self, given={**self.given, "fit": fit})
+
     def open(
         self,
         source: str,
@@ -88,6 +104,7 @@ class RunConfiguration:
             ConfigError: if the folder holds another batch or other files, or cannot be written.
         """
         asked = json.loads(self.parameters().model_dump_json(exclude_defaults=True))
+        asked.setdefault("fit", "auto")
         record = {
             **({} if self.kind == "batch" else {"kind": self.kind}),
             "model": model,
@@ -180,6 +197,7 @@ class RunConfiguration:
         if former.get("kind", "batch") != self.kind:
             there = former.get("kind", "batch")
             raise ConfigError(f"{self.output} holds a {there}; take another folder")
+        former = {**former, "parameters": _parameters_in(former)}
         for key, now in record.items():
             if former.get(key) != now:
                 raise ConfigError(
@@ -187,6 +205,12 @@ class RunConfiguration:
                     f"{former.get(key)}, and this one has {now}; take another folder, or go on "
                     "with the former"
                 )
+
+
+def _parameters_in(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a record. Without a fit it is of a version in which the default was
+    `crop`, and defaults were left out."""
+    return {"fit": "crop", **record.get("parameters", {})}
 
 
 @contextmanager

@@ -173,9 +173,8 @@ async def _found(
                         else:
                             maps.append(result)
                         show()
-            origin = Origin(
-                served.name, served.weights, question.method, question.layers[0], parameters.fit
-            )
+            fit = served.preprocessing.resolved(parameters.fit)
+            origin = Origin(served.name, served.weights, question.method, question.layers[0], fit)
     try:
         made_of = reference_of(maps, origin)
     except CamError as error:

@@ -42,6 +42,7 @@ Models = Annotated[
     Path | None, typer.Option(help="The TOML file that names the models; else the embedded one.")
 ]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
+Fit = Annotated[str, typer.Option(help="crop, squash or pad; auto is the model's default_fit.")]
 Layer = Annotated[list[str] | None, typer.Option(help="Target layer; repeat for several.")]
 Method = Annotated[
     list[str] | None,
@@ -176,7 +177,7 @@ def explain(
     method: Method = None,
     layer: Layer = None,
     output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
-    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    fit: Fit = "auto",
     colormap: Annotated[str, typer.Option(help="The colours of heat.")] = "turbo",
     opacity: Annotated[float, typer.Option(help="Of the colours over the photo, 0 … 1.")] = 0.5,
     evaluate: Annotated[
@@ -262,7 +263,7 @@ def batch(
     target: Target = None,
     method: Method = None,
     layer: Layer = None,
-    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    fit: Fit = "auto",
     other: Annotated[
         list[str] | None,
         typer.Option("--set", help="NAME=VALUE: any other parameter of :explain; repeat."),
@@ -329,7 +330,7 @@ def audit(
         list[str] | None,
         typer.Option(help="A metric of faithfulness, like road; repeat. Else the usual ones."),
     ] = None,
-    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    fit: Fit = "auto",
     most: Annotated[
         int,
         typer.Option(
@@ -399,7 +400,7 @@ def reference(
         str, typer.Option(help="Method of the maps; it must need only one pass.")
     ] = "gradcam",
     layer: Annotated[str, typer.Option(help="Layer of the maps; auto is the default.")] = "auto",
-    fit: Annotated[str, typer.Option(help="crop, squash or pad.")] = "crop",
+    fit: Fit = "auto",
     models: Models = None,
 ) -> None:
     """Record the statistics of good photos' maps as the reference of a model: writes Parquet."""

@@ -54,7 +54,7 @@ class PredictOptions(TypedDict, total=False):
     """Parameters of `predict`."""
 
     top_k: int
-    fit: Literal["crop", "squash", "pad"]
+    fit: Literal["auto", "crop", "squash", "pad"]
     prompts: Sequence[str]
 
 
@@ -117,7 +117,7 @@ class AnswerOptions(TypedDict, total=False):
 class AuditOptions(TypedDict, total=False):
     """Parameters of `audit`: without them, the usual methods, layers and metrics are measured."""
 
-    fit: Literal["crop", "squash", "pad"]
+    fit: Literal["auto", "crop", "squash", "pad"]
     method: str | Sequence[str]
     layer: str | Sequence[str]
     target: int | str | TargetObject | Sequence[int | str | TargetObject]

@@ -9,6 +9,7 @@ from typing_extensions import TypeAliasType
 # Pydantic repeats a bare Literal wherever it is used, and generators of clients then make a type
 # for each place. A TypeAliasType becomes one component that all places refer to.
 Fit = TypeAliasType("Fit", Literal["crop", "squash", "pad"])
+WantedFit = TypeAliasType("WantedFit", Literal["auto", "crop", "squash", "pad"])
 Smooth = TypeAliasType("Smooth", Literal["none", "eigen", "augment", "both"])
 Fuse = TypeAliasType("Fuse", Literal["none", "mean", "max"])
 Output = TypeAliasType(

@@ -37,6 +37,9 @@ class InputDescription(Open):
         examples=[256],
     )
     fit: Fit = Field(description="Meaning of `fit=crop` for this model.", examples=["crop"])
+    default_fit: Fit = Field(
+        description="Meaning of `fit=auto`, the default, for this model.", examples=["squash"]
+    )
     interpolation: str = Field(description="Pillow's filter, antialiased.", examples=["bicubic"])
     channel_order: ChannelOrder = Field(examples=["rgb"])
     value_range: ValueRange = Field(
@@ -254,6 +257,10 @@ class DriftDescription(Open):
     model: str = Field(examples=["efficientnet-lite0"])
     method: str = Field(examples=["gradcam"])
     layer: str = Field(examples=["bn2"])
+    fit: str = Field(
+        description="How the photos of the recorded maps were fitted to the model's input.",
+        examples=["squash"],
+    )
     made: str | None = Field(
         description="Time when the reference was made; null without one.",
         examples=["2026-11-24T03:33:14+00:00"],

@@ -59,7 +59,8 @@ class Watch:
             able = model.has_layer("gradcam") and "gradcam" not in model.unsuited
             (layer,) = model.layers_of("gradcam") if able else ("",)
             sample = sample if layer else 0.0
-            origin = Origin(model.name, model.weights, "gradcam", layer, fit="crop")
+            fit = model.preprocessing.default_fit
+            origin = Origin(model.name, model.weights, "gradcam", layer, fit)
         else:
             origin = replace(reference.origin, model=model.name)
         self.question: Final = Question(

@@ -243,6 +243,7 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
         model=drift.origin.model,
         method=drift.origin.method,
         layer=drift.origin.layer,
+        fit=drift.origin.fit,
         made=drift.made,
         photos=drift.photos,
         recorded=drift.recorded,

@@ -183,7 +183,13 @@ class Intake:
         except Problem as problem:
             where = origins.get(problem.parameter or "")
             raise (problem.at(f"{where}/{problem.parameter}") if where else problem) from None
-        return replace(draft, model=model, weights=served.fingerprint, parameters=parameters)
+        return replace(
+            draft,
+            model=model,
+            weights=served.fingerprint,
+            parameters=parameters,
+            default_fit=served.preprocessing.default_fit,
+        )
 
     def _reader(self, request: Request, collector: Collector, scope: ExitStack) -> Reader:
         header = request.headers.get("content-type", "")

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from service.core.choices import Fit
 from service.pipeline.parameters import Parameters
 from service.pipeline.validation import validated
 
@@ -43,6 +44,16 @@ class NewJob:
     owner: str
     idempotency: str | None = None
     kind: Kind = "explain"
+    default_fit: Fit = "squash"
+    """What the fit `auto` means for the model."""
+
+    @property
+    def stored(self) -> str:
+        """The parameters in JSON with the fit by its own name, so that the job's maps stay the same
+        if the model's default changes before they are made."""
+        fit = self.parameters.fit
+        resolved = {"fit": self.default_fit if fit == "auto" else fit}
+        return parameters_json(self.parameters.model_copy(update=resolved))
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Job:
     model: str
     weights: str
     parameters: str
-    """The parameters in JSON, as they were sent."""
+    """The parameters in JSON, as they were sent, and the fit."""
     warnings: tuple[str, ...]
     total: int
     done: int
@@ -137,8 +148,9 @@ def parameters_json(parameters: Parameters) -> str:
 
 def parameters_of(sent: str, own: dict[str, Any]) -> Parameters:
     """Return the parameters of an item: those sent with the job, overridden by the item's own.
+    Without a fit they are of a version in which the default was `crop`.
 
     Raises:
         Problem: if they are not valid together.
     """
-    return validated(Parameters, {**json.loads(sent), **own})
+    return validated(Parameters, {"fit": "crop", **json.loads(sent), **own})

@@ -25,7 +25,7 @@ from service.jobs.database_tables import (
     meta,
 )
 from service.jobs.errors import DuplicateId, IdempotencyConflict, TooManyJobs, no_room
-from service.jobs.records import Job, NewItem, NewJob, job_of, parameters_json
+from service.jobs.records import Job, NewItem, NewJob, job_of
 
 BUSY_SECONDS: Final = 10
 """Seconds after which a client may retry a job that exceeded the number of unfinished jobs."""
@@ -69,7 +69,7 @@ class Submissions:
                     digest="",
                     model=new.model,
                     weights=new.weights,
-                    parameters=parameters_json(new.parameters),
+                    parameters=new.stored,
                     warnings="[]",
                     total=0,
                     done=0,
@@ -147,7 +147,7 @@ class Submissions:
             "digest": digest,
             "model": new.model,
             "weights": new.weights,
-            "parameters": parameters_json(new.parameters),
+            "parameters": new.stored,
             "total": total,
             "bytes": size,
             "warnings": json.dumps(list(warnings)),

@@ -337,6 +337,7 @@ def _metadata(model: ServedModel, method: str, layer: str) -> dict[str, Any]:
         "labels": list(model.labels.names),
         "fit": seen.crop_fit,
         "preprocessing": {
+            "fit": seen.default_fit,
             "input_size": [seen.height, seen.width],
             "resize": seen.shorter_side,
             "interpolation": seen.resampling.name.lower(),

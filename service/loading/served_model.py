@@ -200,7 +200,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         takes_text=hasattr(module, "text_target"),
         audited=audited,
-        reference=_reference(entry, fingerprint, layers, cannot),
+        reference=_reference(entry, fingerprint, layers, cannot, preprocessing.default_fit),
         explain_sample=entry.explain_sample,
     )
 
@@ -531,7 +531,11 @@ def _audited(
 
 
 def _reference(
-    entry: ModelEntry, fingerprint: str, layers: tuple[Layer, ...], cannot: dict[str, str]
+    entry: ModelEntry,
+    fingerprint: str,
+    layers: tuple[Layer, ...],
+    cannot: dict[str, str],
+    default_fit: Fit,
 ) -> Reference | None:
     if entry.reference is None:
         return None
@@ -562,6 +566,13 @@ def _reference(
             "reference", f"{file} has maps of fit {reference.origin.fit!r:.60}; it can be {fits}"
         )
     _usable(entry, "reference", reference.origin.layer, layers)
+    if (fit := reference.origin.fit) != default_fit:
+        log.warning(
+            "model %s: the reference %s has maps of photos with fit=%s, and fit=%s is this model's "
+            "default: only requests with fit=%s are watched; make the reference again, or set fit "
+            "in the entry",
+            entry.name, file, fit, default_fit, fit,
+        )  # fmt: skip
     return reference.thinned()
 
 

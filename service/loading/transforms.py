@@ -18,8 +18,8 @@ from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 
 PREPROCESSING = (
-    "input_size", "resize", "crop_ratio", "interpolation", "channel_order", "value_range", "mean",
-    "std",
+    "input_size", "fit", "resize", "crop_ratio", "interpolation", "channel_order", "value_range",
+    "mean", "std",
 )  # fmt: skip
 """Keys of an entry that a factory may state for its model."""
 CROP_FITS: Final[dict[str, Fit]] = {"center": "crop", "squash": "squash", "border": "pad"}
@@ -37,6 +37,10 @@ def preprocessing_of(
     crop_fit: Fit = "crop",
 ) -> Preprocessing:
     """Return the source's preprocessing, overridden by the settings of the entry.
+
+    The default fit is the entry's; `crop` where the entry says how photos are cropped, as its owner
+    evaluated the model so; the source's where that shows the whole photo; else `squash`. It is
+    never `pad` by itself: the border is a cue that the training did not have.
 
     Raises:
         ConfigError: if the resized photo would be smaller than the input.
@@ -57,6 +61,8 @@ def preprocessing_of(
             f"a photo whose shorter side is resized to {shorter_side} pixels cannot be cropped to "
             f"{height} × {width}; it should be {min(height, width)} or more",
         )
+    shown_whole = crop_fit != "crop" and shorter_side == min(height, width)
+    evaluated = entry.resize is not None or entry.crop_ratio is not None
     red, green, blue = entry.mean or mean
     red_std, green_std, blue_std = entry.std or std
     return Preprocessing(
@@ -69,6 +75,7 @@ def preprocessing_of(
         crop_fit=crop_fit,
         reversed=entry.channel_order == "bgr",
         byte_range=entry.value_range == "0-255",
+        default_fit=entry.fit or ("crop" if evaluated else crop_fit if shown_whole else "squash"),
     )
 
 

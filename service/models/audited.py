@@ -32,12 +32,13 @@ class Audited:
     fit: str | None = None
     """How the audit's photos were fitted to the model's input; None if the file does not say."""
 
-    def percentile(self, metric: str, value: float, convention: str, fit: str) -> int | None:
+    def percentile(self, metric: str, value: float, convention: str, fit: str | None) -> int | None:
         """Return the share of the audit's maps that are worse by a metric, in percent; of equal
         ones half are counted. None if the audit did not measure it by the same convention, on
         photos that were fitted to the input in the same way."""
         known = self.quantiles.get(metric)
-        if not known or self.conventions.get(metric) != convention or self.fit != fit:
+        alike = self.conventions.get(metric) == convention and fit is not None and self.fit == fit
+        if not known or not alike:
             return None
         below, above = bisect_left(known, value), bisect_right(known, value)
         if METRICS[metric].better == "lower":

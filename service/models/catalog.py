@@ -15,6 +15,7 @@ from service.core.choices import (
     ChannelOrder,
     DetectionForm,
     Dtype,
+    Fit,
     Interpolation,
     ValueRange,
     WantedActivation,
@@ -165,6 +166,14 @@ class ModelEntry(BaseModel):
     input_size: tuple[Side, Side] | Side | None = Field(
         None, description="height and width of the model's input in pixels, or one for both"
     )
+    fit: Fit | None = Field(
+        None,
+        description=(
+            "how photos are fitted to the input where a request does not say: `crop`, `squash` or "
+            "`pad`; without it `crop` where the entry has `resize` or `crop_ratio`, else the whole "
+            "photo: as the model was evaluated, if that shows it, or `squash`"
+        ),
+    )
     resize: Side | None = Field(
         None,
         description="pixels of a photo's shorter side, to which it is resized before it is cropped",
@@ -311,6 +320,7 @@ class NewModel(BaseModel):
         default_factory=dict, max_length=100
     )
     input_size: tuple[Side, Side] | Side | None = None
+    fit: Fit | None = None
     resize: Side | None = None
     crop_ratio: float | None = Field(None, gt=0, le=1)
     interpolation: Interpolation | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from PIL import Image
 from cam.drawing.heatmap import Box
 
 Fit = Literal["crop", "squash", "pad"]
+WantedFit = Literal["auto", Fit]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ModelInput:
     digest: bytes
     """Digest of `pixels`: equal for photos that look the same to the model."""
     fit: Fit = "crop"
-    """How the photo was asked to be fitted to the model's input."""
+    """How the photo was fitted to the model's input."""
 
     @staticmethod
     def of(pixels: NDArray[np.uint8], box: Box | None = None, fit: Fit = "crop") -> ModelInput:
@@ -68,6 +69,9 @@ class Preprocessing:
     always in the order red, green, blue."""
     byte_range: bool = False
     """Whether pixels are in 0 … 255 before they are normalised, not in 0 … 1."""
+    default_fit: Fit = field(default="squash", repr=False)
+    """What `auto` means for this model. It is not in the representation, and so not in the model's
+    fingerprint: what is stored names the fit itself."""
 
     @property
     def blank(self) -> tuple[int, int, int]:
@@ -76,12 +80,18 @@ class Preprocessing:
         red, green, blue = (round(255 * min(max(mean / most, 0), 1)) for mean in self.mean)
         return red, green, blue
 
-    def apply(self, photo: Image.Image, fit: Fit) -> ModelInput:
+    def resolved(self, fit: WantedFit) -> Fit:
+        """Return a fit as it is, and what `auto` means for this model."""
+        return self.default_fit if fit == "auto" else fit
+
+    def apply(self, photo: Image.Image, wanted: WantedFit) -> ModelInput:
         """Resize and crop an RGB photo.
 
         `crop` is the model's own evaluation preprocessing; `squash` resizes the whole photo to
-        the input's shape; `pad` fits the whole photo in and fills the rest with the mean colour.
+        the input's shape; `pad` fits the whole photo in and fills the rest with the mean colour;
+        `auto` is one of them, `default_fit`.
         """
+        fit = self.resolved(wanted)
         meant = self.crop_fit if fit == "crop" else fit
         if fit == "squash":
             box = Box(0, 0, photo.width, photo.height)

@@ -198,19 +198,19 @@ def _shape_of(file: bytes) -> tuple[int, ...]:
 
 
 def describe_scores(
-    scores: Scores, options: MetricOptions, audited: Audited | None = None, fit: Fit = "crop"
+    scores: Scores, options: MetricOptions, audited: Audited | None = None, fit: Fit | None = None
 ) -> dict[str, schemas.Score]:
     """Return the JSON schema objects of a map's scores.
 
     Args:
         audited: what an audit of the model found, if there was one.
-        fit: how the photo was fitted to the model's input.
+        fit: how the photo was fitted to the model's input; needed where there was an audit.
     """
     return {name: _describe(name, score, options, audited, fit) for name, score in scores.items()}
 
 
 def _describe(
-    name: str, score: Score, options: MetricOptions, audited: Audited | None, fit: Fit
+    name: str, score: Score, options: MetricOptions, audited: Audited | None, fit: Fit | None
 ) -> schemas.Score:
     metric = METRICS[name]
     value, warning = _finite(score.value), score.warning
@@ -234,7 +234,7 @@ def _describe(
 
 
 def _verdict(
-    name: str, score: Score, options: MetricOptions, audited: Audited | None, fit: Fit
+    name: str, score: Score, options: MetricOptions, audited: Audited | None, fit: Fit | None
 ) -> str | None:
     words = verdict(name, score)
     if audited is None or score.value is None:

@@ -28,6 +28,7 @@ def describe_input(preprocessing: Preprocessing) -> model_schemas.InputDescripti
         width=preprocessing.width,
         resize=preprocessing.shorter_side,
         fit=preprocessing.crop_fit,
+        default_fit=preprocessing.default_fit,
         interpolation=preprocessing.resampling.name.lower(),
         channel_order="bgr" if preprocessing.reversed else "rgb",
         value_range="0-255" if preprocessing.byte_range else "0-1",

@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 from cam import COLORMAPS, METHODS, METRICS
 from cam.errors import did_you_mean
 from cam.reasons.cascade import MOST_REASONS
-from service.core.choices import ChannelRanking, Fit, Fuse, Normalize, Output, Size, Smooth
+from service.core.choices import ChannelRanking, Fuse, Normalize, Output, Size, Smooth, WantedFit
 from service.pipeline.targets import (
     MAX_MAPS,
     ClassIndex,
@@ -120,12 +120,12 @@ class PredictParameters(ImageParameters):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many labels to return, best first.")
-    fit: Fit = Field(
-        "crop",
+    fit: WantedFit = Field(
+        "auto",
         description=(
             "How the model sees the photo: `crop` is its own evaluation preprocessing (the edges "
             "may be cut off), `squash` the whole photo in the input's shape, `pad` the whole "
-            "photo with a border."
+            "photo with a border, `auto` what the model's description calls `default_fit`."
         ),
     )
     prompts: list[Text] | None = Field(

@@ -57,7 +57,7 @@ from service.core.settings import Settings
 from service.limits.counters import ServiceCounts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
-from service.models.preprocessing import Fit, ModelInput
+from service.models.preprocessing import ModelInput
 from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.answers import AnswerResult
 from service.pipeline.evaluate_parameters import EvaluateParameters
@@ -288,7 +288,7 @@ class Pipeline:
                 method=explanation.method if judged is None else None,
                 layer=explanation.layer if judged is None else None,
                 target=describe_target(explanation, model.labels, seen),
-                scores=describe_scores(score, options, model.audited, instance.parameters.fit),
+                scores=describe_scores(score, options, model.audited, seen.fit),
                 warnings=list(explanation.warnings) if judged is None else [],
             )
             for explanation, score in zip(answer.explanations, scores, strict=True)
@@ -661,8 +661,7 @@ class Pipeline:
             with timings.phase("decode", self._metrics):
                 photo = encoded.decode()
             with timings.phase("preprocess", self._metrics):
-                fit: Fit = instance.parameters.fit
-                return photo, model.preprocessing.apply(photo, fit)
+                return photo, model.preprocessing.apply(photo, instance.parameters.fit)
 
         try:
             return await pool.run(work)
@@ -693,11 +692,10 @@ class Pipeline:
         place = partial(placed, model, question, parameters, photo, seen, max_pixels=limit)
         question, others = await pool.run(place)
         targets = list(question.targets)
-        fit: Fit = parameters.fit
 
         def look(b64: str) -> ModelInput:
             return model.preprocessing.apply(
-                picture_of(b64, "target's like", max_pixels=limit), fit
+                picture_of(b64, "target's like", max_pixels=limit), parameters.fit
             )
 
         for turn, other in others.items():  # one by one, so that only one photo is in memory

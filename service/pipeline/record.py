@@ -37,6 +37,12 @@ from service.pipeline.resolve import asked_of
 from service.pipeline.targets import OneTarget, TargetObject
 
 NUMBERS: Final = np.dtype("<f4")
+MOST_LOST: Final = 0.25
+"""Largest share of a photo that may be cut off without a warning."""
+EDGE: Final = 0.02
+"""Least share of a side that is cut off at an edge for a warning of heat at that edge."""
+MOST_SQUEEZED: Final = 2.5
+"""Largest change of a photo's proportions by squashing without a warning."""
 
 
 class MapRecord(BaseModel):
@@ -99,6 +105,7 @@ def record_of(
     instance: Instance[Parameters],
     target: schemas.ExplainedTarget,
     scores: dict[str, schemas.Score] | None,
+    photo: tuple[int, int],
 ) -> MapRecord:
     """Return the record of one of the answer's maps.
 
@@ -106,6 +113,7 @@ def record_of(
         drawing: the drawing of the map.
         target: the map's target, described.
         scores: the map's scores, if the parameters name metrics.
+        photo: width and height of the photo in pixels.
     """
     explanation, parameters = drawing.explanation, drawing.parameters
     values, inside = explanation.map, drawing.scaled_inside
@@ -144,7 +152,7 @@ def record_of(
         completeness=complete and schemas.Completeness(**asdict(complete)),
         passes=passes and schemas.Passes(made=passes.made, of=passes.of),
         scores=scores,
-        warnings=_warnings(drawing, model),
+        warnings=[*_warnings(drawing, model), *_fit_warnings(drawing, hot, seen, photo)],
     )
     return MapRecord(
         number=drawing.number,
@@ -186,6 +194,49 @@ def _warnings(drawing: Drawing, model: ModelInfo) -> list[str]:
         *explanation.warnings,
         *([model.stochastic] if model.stochastic else []),
     ]
+
+
+def _fit_warnings(
+    drawing: Drawing, hot: Region | None, seen: ModelInput, photo: tuple[int, int]
+) -> list[str]:
+    """Return warnings about the way in which the photo was fitted to the model's input.
+
+    Args:
+        hot: the hot region, in pixels of what the model saw.
+        photo: width and height of the photo in pixels.
+    """
+    (width, height), box, warnings = photo, seen.box, list[str]()
+    shares = [
+        (min(end, side) - max(start, 0)) / side
+        for start, end, side in ((box.left, box.right, width), (box.top, box.bottom, height))
+    ]
+    if (lost := 1 - shares[0] * shares[1]) > MOST_LOST:
+        warnings.append(
+            f"the model did not see {round(100 * lost)} % of the photo, which fit={seen.fit} cuts "
+            "off; fit=squash shows the whole photo"
+        )
+    rows, columns = drawing.inside.shape
+    cut = {
+        "left": hot and hot.left == 0 and box.left > EDGE * width,
+        "top": hot and hot.top == 0 and box.top > EDGE * height,
+        "right": hot and hot.left + hot.width == columns and box.right < (1 - EDGE) * width,
+        "bottom": hot and hot.top + hot.height == rows and box.bottom < (1 - EDGE) * height,
+    }
+    if sides := [side for side, is_cut in cut.items() if is_cut]:
+        warnings.append(
+            f"the hot region reaches the {' and the '.join(sides)} edge of what the model saw, "
+            f"where fit={seen.fit} cuts the photo: it may go on beyond; fit=squash shows the whole "
+            "photo"
+        )
+    seen_height, seen_width = seen.pixels.shape[:2]
+    squeezed = (width / seen_width) / (height / seen_height)
+    if seen.fit == "squash" and (times := max(squeezed, 1 / squeezed)) > MOST_SQUEEZED:
+        warnings.append(
+            f"the photo of {width} × {height} pixels was squashed to {seen_width} × {seen_height}: "
+            f"one side {times:.1f} times as much as the other; fit=crop and fit=pad keep the "
+            "proportions"
+        )
+    return warnings
 
 
 def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:

@@ -13,7 +13,6 @@ from cam.evaluation.metrics import MetricOptions, Scores
 from service.backend.answers import ServedAnswer
 from service.backend.timings import Timings
 from service.core import schemas
-from service.core.choices import Fit
 from service.core.errors import InvalidParameter, NotAcceptable
 from service.core.metrics import Metrics
 from service.limits.pixel_budget import PhotoPool
@@ -181,13 +180,23 @@ class ImageResult:
     def _one(self, work: Callable[[MapRecord, Drawing], T], number: int) -> T:
         explanation, instance = self.answer.explanations[number], self.instance
         target = describe_target(explanation, self.model.labels, self.seen)
-        fit: Fit = instance.parameters.fit
         scores = None
         if self.scores:
-            scores = describe_scores(self.scores[number], MetricOptions(), self.model.audited, fit)
+            scores = describe_scores(
+                self.scores[number], MetricOptions(), self.model.audited, self.seen.fit
+            )
         caption = partial(caption_of, explanation, target, self.model, scores)
         drawing = draw(
             self.photo, self.seen, explanation, number, instance.parameters, caption=caption
         )
-        record = record_of(drawing, self.answer, self.model, self.seen, instance, target, scores)
+        record = record_of(
+            drawing,
+            self.answer,
+            self.model,
+            self.seen,
+            instance,
+            target,
+            scores,
+            self.photo.size,
+        )
         return work(record, drawing)

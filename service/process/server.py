@@ -194,7 +194,7 @@ def _say_hello(address: str, manager: Backend, settings: Settings) -> None:
         return
     key = '-H "X-API-Key: $KEY" ' if settings.keys else ""
     name = manager.names[0]
-    photo, ask = "photos/chelsea", "explain?fit=squash"
+    photo, ask = "photos/chelsea", "explain"
     with contextlib.suppress(Problem):  # it may have just been removed
         if manager.replicas(name).model.answers:
             photo, ask = "shapes", "answer?question=what+is+in+the+picture?"

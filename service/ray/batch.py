@@ -125,7 +125,11 @@ class Explainers:
         return pa.Table.from_pylist([{"images": block.num_rows, "failed": failed}], TOLD)
 
     async def _opened(self, settings: Settings, model: str | None) -> LocalSession:
-        return await self._scope.enter_async_context(local_session(settings, model, spread=True))
+        opened = local_session(settings, model, spread=True)
+        session = await self._scope.enter_async_context(opened)
+        default = session.replicas.model.preprocessing.default_fit
+        self._configuration = self._configuration.fitted(default)
+        return session
 
     async def _explained(self, block: list[dict[str, Any]]) -> list[Row]:
         session, configuration = self._session, self._configuration
@@ -165,7 +169,8 @@ def _begin(
         async with local_session(settings, model) as session:
             check(session, configuration, targets)
             served = session.replicas.model
-            configuration.open(source, served.name, served.fingerprint, made_with(served))
+            fitted = configuration.fitted(served.preprocessing.default_fit)
+            fitted.open(source, served.name, served.fingerprint, made_with(served))
 
     asyncio.run(begin())
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -76,12 +77,18 @@ def address() -> Iterator[str]:
         yield str(http.base_url).rstrip("/")
 
 
+def restarted(settings: Settings) -> Settings:
+    """As of a service that knows what another test's has found out about a model."""
+    kept = settings.cache or Path(os.environ["TESTS_CACHE"])
+    return settings.model_copy(update={"cache": kept})
+
+
 @contextmanager
 def running_app(
     settings: Settings, entries: Sequence[ModelEntry] = (EMBEDDED,)
 ) -> Iterator[TestClient]:
     """The service in this process, once it can explain."""
-    with TestClient(create_app(settings, entries)) as client:
+    with TestClient(create_app(restarted(settings), entries)) as client:
         wait_until_ready(client)
         yield client
 

@@ -199,7 +199,7 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
             f"{len(methods)} methods at these layers are more than {MAX_MAPS} maps of a photo; "
             "name fewer"
         )
-    return Plan(tuple(questions), metrics, total, parameters.fit)
+    return Plan(tuple(questions), metrics, total, model.preprocessing.resolved(parameters.fit))
 
 
 def require_one_class(parameters: Parameters) -> None:

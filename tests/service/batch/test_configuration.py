@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -65,6 +66,35 @@ def test_other_parameters_are_refused(
     for word in words:
         assert word.strip() in str(error.value)
     assert (tmp_path / RECORD).read_bytes() == before
+
+
+def test_a_batch_goes_on_with_the_fit_with_which_it_began(tmp_path: Path) -> None:
+    plain = RunConfiguration({"method": "layercam"}, tmp_path)
+    begun = plain.fitted("squash")
+    assert begun.parameters().fit == "squash"
+    begun.open("photos", "m", "abc")
+    assert json.loads((tmp_path / RECORD).read_text())["parameters"]["fit"] == "squash"
+    again = plain.fitted("crop")  # the model's entry has changed
+    assert again.parameters().fit == "squash"
+    again.open("photos", "m", "abc")
+    with pytest.raises(ConfigError, match=r"'fit': 'squash'.*'fit': 'crop'"):
+        RunConfiguration({"fit": "crop"}, tmp_path).fitted("squash").open("photos", "m", "abc")
+
+
+def test_a_batch_from_before_the_default_changed_goes_on_with_a_crop(tmp_path: Path) -> None:
+    plain = RunConfiguration({"method": "layercam"}, tmp_path)
+    plain.fitted("crop").open("photos", "m", "abc")
+    file = tmp_path / RECORD
+    record = json.loads(file.read_text())
+    del record["parameters"]["fit"]  # defaults were left out
+    file.write_text(json.dumps(record))
+    begun = plain.fitted("squash")
+    assert begun.parameters().fit == "crop"
+    begun.open("photos", "m", "abc")
+    with pytest.raises(ConfigError, match=r"'fit': 'crop'.*'fit': 'squash'"):
+        RunConfiguration({"method": "layercam", "fit": "squash"}, tmp_path).open(
+            "photos", "m", "abc"
+        )
 
 
 def test_another_model_other_weights_and_another_form_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from service.core.settings import Settings
 from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
-from tests.service.conftest import wait_until_ready
+from tests.service.conftest import restarted, wait_until_ready
 from tests.service.jobs.forms import states, strays
 from tests.waiting import until
 
@@ -39,7 +39,7 @@ MOST_BYTES = 400_000
 
 @contextmanager
 def app_with(entries: tuple[ModelEntry, ...], settings: Settings) -> Iterator[TestClient]:
-    app = create_app(settings, entries)
+    app = create_app(restarted(settings), entries)
     contract = [
         (re.compile(re.sub(r"\\{[a-z]+\\}", ".+", re.escape(path))), verb, operation["responses"])
         for path, item in app.openapi()["paths"].items()

@@ -67,7 +67,7 @@ def named(jobs: TestClient) -> dict[str, Any]:
     """A job of items with odd names, one of which is no picture."""
     images = {name: encoded(noise(12, 10, at)) for at, name in enumerate(NAMES)}
     request = form_of("json", {**images, "broken": b"I am a cat"})
-    job = accepted(jobs.post("/v1/jobs", params={"model": "tiny"}, **request))["id"]
+    job = accepted(jobs.post("/v1/jobs", params={"model": "tiny", "fit": "crop"}, **request))["id"]
     return ended(jobs, job)
 
 
@@ -100,7 +100,7 @@ def moment(text: str) -> datetime:
 def test_the_document_of_a_job_that_is_done(jobs: TestClient, named: dict[str, Any]) -> None:
     assert named["state"] == "done"
     assert named["model"] == "tiny"
-    assert named["parameters"] == {}
+    assert named["parameters"] == {"fit": "crop"}
     total = len(NAMES) + 1
     assert named["counts"] == {"total": total, "done": total - 1, "failed": 1, "left": 0}
     created, started, finished = (

@@ -113,7 +113,7 @@ def test_an_archive_gzipped_under_either_type_is_a_tar(jobs: TestClient) -> None
 def test_without_a_model_it_is_the_first(jobs: TestClient) -> None:
     document = accepted(jobs.post("/v1/jobs", **form_of("json", {"a": DOT})))
     assert document["model"] == "efficientnet-lite0"
-    assert document["parameters"] == {}
+    assert document["parameters"] == {"fit": "squash"}
     assert document["warnings"] == []
     assert document["counts"] == {"total": 1, "done": 0, "failed": 0, "left": 1}
     ended(jobs, document["id"])
@@ -229,7 +229,7 @@ def test_a_target_may_be_an_object_wherever_it_is_sent(jobs: TestClient, where: 
             "data": {"target": json.dumps(target)},
         }
     job = accepted(jobs.post("/v1/jobs", **request))
-    assert job["parameters"] == {"target": target}
+    assert job["parameters"] == {"target": target, "fit": "squash"}
     ended(jobs, job["id"])
     (explanation,) = jobs.get(f"/v1/jobs/{job['id']}/results/a").json()["explanations"]
     assert (explanation["target"]["index"], explanation["target"]["minus"]["index"]) == (1, 2)

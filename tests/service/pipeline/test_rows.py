@@ -72,7 +72,7 @@ def row(
     caption = partial(caption_of, explanation, target, model)
     drawing = draw(image, seen, explanation, 0, parameters, caption=caption)
     instance = Instance(0, "a/cat.jpg", b"", "", parameters)
-    record = record_of(drawing, answer, model, seen, instance, target, None)
+    record = record_of(drawing, answer, model, seen, instance, target, None, image.size)
     return row_of(record, "a/cat.jpg", picture="pictures/x.jpg")
 
 

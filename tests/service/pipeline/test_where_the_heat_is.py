@@ -57,7 +57,7 @@ def test_an_object_off_centre_is_hot_where_it_is(
     photo would show it too far right, or paint pixels that the model never saw."""
     photo = Image.new("RGB", (900, 300), (110, 120, 110))
     photo.paste(photos[CAT].resize((300, 300)), (430, 0))
-    found = explain(client, photo, target=CAT)
+    found = explain(client, photo, target=CAT, fit="crop")
     # The middle 224 of 768 × 256 pixels: 262.5 of the photo's, from column 318.75 and row 18.75.
     assert found["region"] == {"left": 319, "top": 19, "width": 262, "height": 262}
     heat = values(found)
@@ -83,10 +83,11 @@ def test_what_the_model_did_not_see_keeps_its_own_colours(
 ) -> None:
     photo = photos[CAT]
     headers = {**PNG, "Accept": "image/png"}
-    response = client.post(EXPLAIN, content=encoded(photo), headers=headers)
+    response = client.post(f"{EXPLAIN}?fit=crop", content=encoded(photo), headers=headers)
     drawn = np.asarray(Image.open(BytesIO(response.content))).astype(int)
     original = np.asarray(photo).astype(int)
-    region = explain(client, photo)["region"]
+    region = explain(client, photo, fit="crop")["region"]
+    assert region["width"] < 0.9 * photo.width
     unseen = np.ones(drawn.shape[:2], bool)
     left, top = region["left"], region["top"]
     unseen[top : top + region["height"], left : left + region["width"]] = False
@@ -101,16 +102,18 @@ def test_the_map_turns_with_the_photo(client: TestClient, photos: dict[int, Imag
     exif = Image.Exif()
     exif[0x0112] = 6
     stored = encoded(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)
-    query = {"output": "values"}
+    query = {"output": "values", "fit": "crop"}
     response = client.post(EXPLAIN, params=query, content=stored, headers=PNG)
     (turned,) = response.json()["explanations"]
-    np.testing.assert_allclose(values(turned), values(explain(client, upright)), atol=1e-5)
+    np.testing.assert_allclose(
+        values(turned), values(explain(client, upright, fit="crop")), atol=1e-5
+    )
 
 
 def test_sizes_show_the_same_map(client: TestClient, photos: dict[int, Image.Image]) -> None:
-    layer = values(explain(client, photos[CAT], size="layer"))
-    model = values(explain(client, photos[CAT], size="model"))
-    image = explain(client, photos[CAT], size="image")
+    layer = values(explain(client, photos[CAT], size="layer", fit="crop"))
+    model = values(explain(client, photos[CAT], size="model", fit="crop"))
+    image = explain(client, photos[CAT], size="image", fit="crop")
     assert (layer.shape, model.shape) == ((7, 7), (224, 224))
     # A cell's centre falls between four pixels: 15 and 16 from the edge, then every 32.
     centres = np.add.outer(np.arange(7) * 32, [15, 16])

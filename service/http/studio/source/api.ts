@@ -12,7 +12,8 @@ export interface Method {
 export interface Model {
   name: string; device: string; dtype: string; kind: "classes" | "segments" | "detections" | "value" | "answers";
   classes: number; labels: string[]; default_layer: string | null; methods: Method[];
-  input: { width: number; height: number; mean?: number[]; value_range: "0-1" | "0-255" };
+  input: { width: number; height: number; mean?: number[]; value_range: "0-1" | "0-255";
+    default_fit: "crop" | "squash" | "pad" };
   audited?: { method: string; layer: string };
 }
 export interface Layer { name: string; grid?: [number, number]; explainable: boolean }

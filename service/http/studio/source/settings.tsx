@@ -52,6 +52,7 @@ export function Settings() {
         onChange={(event) => choose({ layer: all[event.currentTarget.valueAsNumber]!.name })} />
       <label for="fit">{words.fit}</label>
       <select id="fit" value={fit} onChange={(event) => choose({ fit: event.currentTarget.value })}>
+        <option value="auto">{words.automatic(words.fits[now.input.default_fit])}</option>
         {Object.entries(words.fits).map(([value, text]) =>
           <option key={value} value={value}>{text}</option>)}
       </select></>}

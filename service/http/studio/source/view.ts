@@ -39,7 +39,7 @@ const keys = <T extends string>(of: Record<T, unknown>) => Object.keys(of) as T[
 
 export const choice = signal<Choice>({
   model: start.get("model") ?? "", method: start.get("method") ?? "gradcam",
-  layer: start.get("layer") ?? "auto", fit: start.get("fit") ?? "squash",
+  layer: start.get("layer") ?? "auto", fit: start.get("fit") ?? "auto",
   target: whole("target"), minus: whole("minus"),
   against: start.has("against"), signed: start.has("signed"),
   unit: start.get("unit") ?? undefined, box: start.get("box") ?? undefined,

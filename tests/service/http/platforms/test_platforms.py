@@ -350,7 +350,7 @@ def test_a_route_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "path", "said", "model"),
     [
-        (Settings(platform="sagemaker"), b"/invocations?top_k=3", "", NAME),
+        (Settings(platform="sagemaker"), b"/invocations?top_k=3", "", "first"),
         (
             Settings(platform="sagemaker"),
             b"/invocations",
@@ -363,7 +363,7 @@ def test_a_route_of_ones_own() -> None:
             "",
             "fragile",
         ),
-        (Settings(routes={"/score": "/v1/models/{model}:predict"}), b"/score", "", NAME),
+        (Settings(routes={"/score": "/v1/models/{model}:predict"}), b"/score", "", "first"),
         (Settings(routes={"/score": "/v1/models/{model}:predict"}), b"/score/", "", None),
         (Settings(), b"/invocations", "", None),
         (Settings(platform="sagemaker"), b"/invocations", "operation=fly", None),
@@ -373,7 +373,8 @@ def test_overload_is_refused_before_the_service_hears_of_it_at_a_platforms_addre
     settings: Settings, path: bytes, said: str, model: str | None
 ) -> None:
     headers = [(b"x-amzn-sagemaker-custom-attributes", said.encode())]
-    with running_app(settings, [EMBEDDED, FRAGILE]) as client:
+    first = FRAGILE.model_copy(update={"name": "first"})
+    with running_app(settings, [first, FRAGILE]) as client:
         state = cast(FastAPI, client.app).state
         guard, admission = state.guard, state.admission
         if model is None:
