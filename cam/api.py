@@ -176,7 +176,15 @@ def explain(
             for number, answers in enumerate(by_image, start):
                 picture = InputPicture(reader_of(model, given, preprocess, number))
                 explanations += [
-                    replace(answer, input=picture, warnings=(*answer.warnings, *conduct.warnings))
+                    replace(
+                        answer,
+                        input=picture,
+                        warnings=(
+                            *([answer.flat] if answer.flat else []),
+                            *answer.warnings,
+                            *conduct.warnings,
+                        ),
+                    )
                     for answer in answers
                 ]
     return explanations

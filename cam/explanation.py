@@ -198,6 +198,25 @@ class Explanation:
             return f"{words}, p = {self.probability:.3f}"
         return f"{words}, {self.score:.4g}"
 
+    @property
+    def flat(self) -> str | None:
+        """A warning, if the map is the same everywhere although the score has a gradient at the
+        layer; None if it is not."""
+        if not self.reached or self.map.max() > self.map.min() or (self.signed and self.map.any()):
+            return None
+        what = "the same" if self.map.any() else "zero"
+        named = "output" if self.probability is None else "class"
+        target = self.target
+        whom = f"{named} {target.index}" if isinstance(target, ClassTarget) else "the target"
+        blind = METHODS[self.method].warning
+        evidence = "" if blind else f" that speaks for {whom}"
+        both = METHODS[self.method].signed and not self.signed
+        advice = "; signed=true shows what speaks against it, if anything does" if both else ""
+        return (
+            f"the map is {what} everywhere: {self.method} finds nothing at layer {self.layer!r}"
+            f"{evidence}{advice}"
+        )
+
     def draw(self) -> Picture:
         """Draw the map beside the model's input, with a colour bar, the target, the method, the
         layer and the warnings: RGB uint8 (H, W, 3). The map is drawn alone if whoever gave the

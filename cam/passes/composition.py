@@ -24,6 +24,14 @@ from cam.targets import Target, TextTarget
 COMPLETE: Final = 0.1
 """Largest relative difference between the sum of attributions and the sum that they should have."""
 
+PARTS: Final = {
+    1: "places apart along one side of the image alone",
+    2: "halves of the image apart, and no more",
+    3: "thirds of the image apart, and no more",
+}
+"""Positions of a map's shorter side → what the map can tell, of maps that hardly tell places
+apart."""
+
 
 @dataclass(frozen=True, eq=False)
 class ComputedMap:
@@ -112,6 +120,15 @@ def _together(passes: Sequence[Passes]) -> Passes | None:
     return Passes(made, of, any(count.stopped for count in passes))
 
 
+def _coarse(values: Map) -> tuple[str, ...]:
+    """Return a warning if a map has so few positions that it hardly tells places apart."""
+    height, width = values.shape
+    few = min(height, width)
+    if few not in PARTS:
+        return ()
+    return (f"{height} × {width} positions: the map tells {PARTS[few]}; an earlier layer has more",)
+
+
 def _words(target: Target, output: Output) -> tuple[tuple[str, float], ...]:
     if not isinstance(target, TextTarget):
         return ()
@@ -173,6 +190,7 @@ def compose(
                 warnings=(
                     *_blind(question),
                     *map_.warnings,
+                    *(_coarse(map_.map) if name != INPUT else ()),
                     *(no_evidence(layer) for layer in name.split(" + ") if layer in own),
                     *_incomplete(question, map_.completeness),
                     *_partial(map_.passes),

@@ -118,7 +118,10 @@ def _advised(
         if not explanation.reached:
             others = reached_layers(model, image, explanation.target, names, reading)
             advice = f"layer {others[-1]!r} has one" if others else "no other layer has one"
-            empty = f"the score has no gradient at layer {explanation.layer!r}, so the map is empty"
+            empty = (
+                "the score has no gradient at the positions of layer "
+                f"{explanation.layer!r}, so the map is empty"
+            )
             explanation = replace(
                 explanation, warnings=(*explanation.warnings, f"{empty}; {advice}")
             )

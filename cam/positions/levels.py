@@ -87,8 +87,9 @@ def reached_layers(
     layers: Sequence[str],
     reading: Reading = AUTO,
 ) -> tuple[str, ...]:
-    """Return the layers at which the gradient of the target's score is not all zero, in the order
-    of `layers`. The function needs one forward and one backward pass.
+    """Return the layers at whose positions the gradient of the target's score is not all zero, in
+    the order of `layers`: a gradient at a class token alone gives no map. The function needs one
+    forward and one backward pass.
 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
@@ -98,16 +99,20 @@ def reached_layers(
     Raises:
         TargetError: if the target cannot be resolved.
     """
-    located = locate(model, image, target.layers)
+    located = locate(model, image, [*layers, *target.layers])
     with evaluating(model), Capture(model, layers) as capture:
         (output,) = forward(model, image, reading, layers=target.layers, located=located)
         score = target.resolve(output).score(output)
         if not score.requires_grad:
             return ()
         capture.backward(score)
-        return tuple(
-            name for name in layers if name in capture.reached and capture.reached[name].any()
-        )
+
+        def at_grid(name: str) -> Tensor:
+            grid = located.grid(name)
+            return grid.apply(capture.reached[name]) if grid else capture.reached[name]
+
+        reached = capture.reached
+        return tuple(name for name in layers if name in reached and at_grid(name).any())
 
 
 def ancestors(outputs: Mapping[str, Tensor]) -> dict[str, set[str]]:

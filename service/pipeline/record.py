@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from cam import METHODS, ClassTarget, Explanation, Reason, spearman
+from cam import ClassTarget, Explanation, Reason, spearman
 from cam.drawing.heatmap import (
     Float,
     Region,
@@ -188,9 +188,13 @@ def _number_of(explanation: Explanation) -> int | None:
 
 def _warnings(drawing: Drawing, model: ModelInfo) -> list[str]:
     explanation = drawing.explanation
-    flat = not drawing.scaled_inside.any() and explanation.reached
+    flat = None
+    if not drawing.scaled_inside.any() and explanation.reached:
+        flat = explanation.flat or (
+            "the model saw too few of these pixels to show the map on them; try another size"
+        )
     return [
-        *([_flat_warning(drawing, explanation)] if flat else []),
+        *([flat] if flat else []),
         *explanation.warnings,
         *([model.stochastic] if model.stochastic else []),
     ]
@@ -237,21 +241,6 @@ def _fit_warnings(
             "proportions"
         )
     return warnings
-
-
-def _flat_warning(drawing: Drawing, explanation: Explanation) -> str:
-    if explanation.map.max() > explanation.map.min():
-        return "the model saw too few of these pixels to show the map on them; try another size"
-    what = "zero" if not drawing.inside.any() else "the same"
-    target = explanation.target
-    named = "output" if explanation.probability is None else "class"
-    whom = f"{named} {target.index}" if isinstance(target, ClassTarget) else "the target"
-    both = METHODS[explanation.method].signed and not explanation.signed
-    advice = "; signed=true shows what speaks against it, if anything does" if both else ""
-    return (
-        f"the map is {what} everywhere: {explanation.method} finds nothing at layer "
-        f"{explanation.layer!r} that speaks for {whom}{advice}"
-    )
 
 
 def _correct(

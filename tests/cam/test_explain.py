@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -341,11 +342,74 @@ def test_a_layer_without_a_gradient_is_named_beside_one_that_has_it() -> None:
         dead, alive = explain(model, images(1), target=1, method=method, layer=["side", "stem"])
         assert not dead.map.any()
         assert not dead.reached
-        assert dead.warnings == (
-            "the score has no gradient at layer 'side', so the map is empty; layer 'stem' has one",
+        (warning,) = dead.warnings
+        assert warning == (
+            "the score has no gradient at the positions of layer 'side', so the map is empty; "
+            "layer 'stem' has one"
         )
         assert alive.reached
         assert alive.warnings == ()
     (free,) = explain(model, images(1), method="fem", layer="side")
     assert free.reached
     assert free.warnings == (METHODS["fem"].warning,)
+
+
+def test_a_layer_whose_class_token_alone_has_a_gradient_is_not_named() -> None:
+    """Behind the last attention nothing but the class token is read: no layer there has a map."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=96).eval()
+    for layer in ("norm", "blocks.11"):
+        (found,) = explain(model, torch.rand(1, 3, 96, 96), target=1, layer=layer)
+        assert not found.map.any()
+        (warning,) = found.warnings
+        assert f"positions of layer '{layer}', so the map is empty" in warning
+        _, _, other = warning.partition("; layer '")
+        named = other.partition("'")[0]
+        (alive,) = explain(model, torch.rand(1, 3, 96, 96), target=1, layer=named)
+        assert alive.reached, warning
+
+
+@pytest.mark.parametrize(
+    ("signed", "method", "told"),
+    [
+        (False, "gradcam", "gradcam finds nothing at layer '1' that speaks for class 1; signed"),
+        (False, "layercam", "layercam finds nothing at layer '1' that speaks for class 1"),
+        (True, "gradcam", ""),
+        (False, "eigencam", ""),
+    ],
+)
+def test_a_map_that_is_zero_everywhere_says_so(signed: bool, method: str, told: str) -> None:
+    """All evidence speaks against the class: its weights are negative, and activations are not."""
+    torch.manual_seed(0)
+    head = nn.Linear(8, 2)
+    head.weight.data[1] = -head.weight.data[1].abs()
+    parts = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head]
+    model, x = nn.Sequential(*parts).eval(), torch.rand(1, 3, 16, 16)
+    (found,) = explain(model, x, target=1, method=method, signed=signed)
+    said = [each for each in found.warnings if "is zero everywhere" in each]
+    assert bool(said) == bool(told) == (not found.map.any())
+    assert told in "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ((12, 12), ""),
+        ((8, 7), ""),
+        ((6, 5), "3 × 3 positions: the map tells thirds of the image apart, and no more"),
+        ((4, 12), "2 × 6 positions: the map tells halves of the image apart, and no more"),
+        ((2, 8), "1 × 4 positions: the map tells places apart along one side"),
+    ],
+)
+def test_a_map_of_few_positions_says_how_little_it_tells(size: tuple[int, int], told: str) -> None:
+    """`Small`'s last layer has half the positions of its input."""
+    model, x = small(), torch.rand(1, 3, *size)
+    for method in ("gradcam", "eigencam", "scorecam"):
+        (found,) = explain(model, x, target=1, method=method, layer="relu2")
+        said = [each for each in found.warnings if "positions: " in each]
+        assert bool(said) == bool(told), found.warnings
+        assert told in "".join(said)
+        (finer,) = explain(model, x, target=1, method=method, layer="relu1")
+        assert not [each for each in finer.warnings if "positions: " in each] or min(size) < 4
+    (found,) = explain(model, x, target=1, method="occlusion")
+    assert not [each for each in found.warnings if "positions: " in each]

@@ -157,11 +157,12 @@ def test_reciprocam_of_a_small_budget_asks_for_the_strongest_positions() -> None
     (whole,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer")
     np.testing.assert_allclose(whole.map, [[16, 0], [1, 4]])
     assert whole.passes == Passes(4, 4, False, "positions with the greatest activations")
-    assert whole.warnings == ()
+    (few,) = whole.warnings
+    assert few.startswith("2 × 2 positions: ")
     (some,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer", budget=3)
     np.testing.assert_allclose(some.map, [[16, 0], [0, 4]])
-    assert "3 of the 4 passes" in some.warnings[0]
-    assert "for the positions with the greatest activations" in some.warnings[0]
+    assert "3 of the 4 passes" in some.warnings[-1]
+    assert "for the positions with the greatest activations" in some.warnings[-1]
 
 
 def test_opticam_by_hand() -> None:
@@ -211,7 +212,7 @@ def test_opticam_stops_when_the_time_is_up() -> None:
     answer = finish(steps)
     assert isinstance(answer, Answer)
     assert [each.passes for each in answer.explanations] == [Passes(2, 200, True)] * 2
-    assert "the time ran out" in answer.explanations[0].warnings[0]
+    assert "the time ran out" in answer.explanations[0].warnings[-1]
 
 
 @pytest.mark.slow
@@ -468,7 +469,7 @@ def test_when_the_time_is_up_the_mean_is_over_the_masks_so_far() -> None:
     np.testing.assert_allclose(found.map, expected.map, rtol=1e-6)
     assert found.passes == Passes(5, 1000, stopped=True)
     assert expected.passes == Passes(5, 5)
-    assert not expected.warnings
+    assert not [each for each in expected.warnings if "passes" in each]
 
 
 def test_a_budget_for_fewer_channels_is_told() -> None:
@@ -477,4 +478,4 @@ def test_a_budget_for_fewer_channels_is_told() -> None:
     assert "20 of the 30 passes" in found.warnings[-1]
     assert "a larger budget allows more" in found.warnings[-1]
     (whole,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer")
-    assert (whole.passes, whole.warnings) == (Passes(30, 30), ())
+    assert (whole.passes, whole.warnings) == (Passes(30, 30), found.warnings[:-1])

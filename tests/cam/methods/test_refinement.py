@@ -109,7 +109,7 @@ def test_refinecam_needs_a_gradient_at_each_layer() -> None:
     assert not found.map.any()
     (told,) = found.warnings
     assert told.startswith(
-        "the score has no gradient at layer 'seen + silent', so the map is empty"
+        "the score has no gradient at the positions of layer 'seen + silent', so the map is empty"
     )
 
 

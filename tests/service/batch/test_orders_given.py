@@ -151,9 +151,9 @@ def test_what_made_a_table_is_in_it(gradcam: Shell, models: str, tmp_path: Path)
     assert tables[0].read_bytes() == tables[1].read_bytes()
     told = json.loads(pq.read_schema(tables[0]).metadata[b"gradcam-service"])
     assert told == json.loads((tmp_path / "one" / "run.json").read_text())
-    assert told["parameters"] == {"method": "layercam"}
+    assert told["parameters"] == {"method": "layercam", "fit": "squash"}
     made = told["made_with"]
-    assert (made["parameters"]["fit"], made["parameters"]["normalize"]) == ("crop", "minmax")
+    assert (made["parameters"]["fit"], made["parameters"]["normalize"]) == ("squash", "minmax")
     assert (made["torch"], made["device"], made["dtype"]) == (version("torch"), "cpu", "float32")
     assert made["input"]["height"] == 8
     assert made["layout"] in ("contiguous", "channels-last")

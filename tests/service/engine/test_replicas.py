@@ -101,7 +101,7 @@ async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
     reference = Reference(
         origin, datetime.now(UTC), np.zeros(1, np.int32), np.full((1, 8), 0.5, np.float32)
     )
-    for watched, expected in ((model, [0, 0, 1]), (replace(model, reference=reference), [0, 1, 1])):
+    for watched, expected in ((model, [1, 1, 1]), (replace(model, reference=reference), [0, 1, 1])):
         async with Engine(watched, max_queue=64, metrics=Metrics()) as engine:
             replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
             found = []
@@ -113,10 +113,10 @@ async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
 
 
 async def test_only_live_traffic_is_watched(replicas: Replicas) -> None:
-    given = replicas.model.preprocessing.apply(photo(1), "crop")
+    given = replicas.model.preprocessing.apply(photo(1), "auto")
     await replicas.ask(Explain(given, [GRADCAM]))
     assert await recorded(replicas) == 0
-    given = replicas.model.preprocessing.apply(photo(2), "crop")
+    given = replicas.model.preprocessing.apply(photo(2), "auto")
     await replicas.ask(Explain(given, [GRADCAM], watched=True))
     assert await recorded(replicas) == 1
 
@@ -128,7 +128,7 @@ async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
     model.module.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
         replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
-        given = model.preprocessing.apply(photo(1), "crop")
+        given = model.preprocessing.apply(photo(1), "auto")
         await replicas.ask(Explain(given, [GRADCAM], "background"))
         assert sizes == [4]
         sizes.clear()
@@ -142,7 +142,7 @@ async def test_what_is_watched_does_not_depend_on_the_order_of_methods(
     replicas: Replicas, first: str
 ) -> None:
     """The methods of later groups are asked for the class that the first one explained."""
-    given = replicas.model.preprocessing.apply(photo(1), "crop")
+    given = replicas.model.preprocessing.apply(photo(1), "auto")
     other = replace(GRADCAM, method="scorecam", budget=4)
     questions = sorted([GRADCAM, other], key=lambda each: each.method != first)
     for number, target in enumerate([ClassTarget(), ClassTarget(1)]):
