@@ -28,6 +28,7 @@ from cam.errors import (
     UnknownMethod,
     did_you_mean,
 )
+from cam.hooks.calls import name_of
 from cam.methods import METHODS, Method, method_named
 from cam.prompts import PromptClassifier
 from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
@@ -372,7 +373,7 @@ def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     names = [name for name, _ in model.named_modules()]
     plain = {name.replace(_COMPILED, ""): name for name in names}
     resolved = [
-        _name_of(entry, model)
+        name_of(entry, model)
         if isinstance(entry, nn.Module)
         else entry
         if entry in names
@@ -383,22 +384,6 @@ def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     if twice:
         raise UnknownLayer(f"layer {twice[0]!r} is named twice")
     return resolved
-
-
-def _name_of(module: nn.Module, model: nn.Module) -> str:
-    """Return the name of a module of the model, its first one if it has several.
-
-    Raises:
-        UnknownLayer: if it is no part of the model, or the model itself.
-    """
-    module = getattr(module, "_orig_mod", module)
-    names = (name for name, submodule in model.named_modules() if submodule is module)
-    name: str | None = next(names, None)
-    if name:
-        return name
-    what = f"the {type(module).__name__} that was given as a layer"
-    reason = "is no part of the model" if name is None else "is the whole model and no layer of it"
-    raise UnknownLayer(f"{what} {reason}")
 
 
 def is_pattern(layer: str) -> bool:

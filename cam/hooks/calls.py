@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from cam.errors import UnknownLayer
+
 Turns = tuple[tuple[int, int], ...]
 """The calls in which a layer runs, outermost first: the number of runs of a module, and which of
 them it is. Modules that run equally often, such as the stem and the trunk of a siamese network, are
@@ -102,6 +104,22 @@ def call_of(name: str) -> tuple[str, int | None]:
     if module and number.isdecimal() and int(number):
         return module, int(number)
     return name, None
+
+
+def name_of(module: nn.Module, model: nn.Module) -> str:
+    """Return the name of a module of the model, its first one if it has several.
+
+    Raises:
+        UnknownLayer: if it is no part of the model, or the model itself.
+    """
+    module = getattr(module, "_orig_mod", module)
+    names = (name for name, submodule in model.named_modules() if submodule is module)
+    name: str | None = next(names, None)
+    if name:
+        return name
+    what = f"the {type(module).__name__} that was given as a layer"
+    reason = "is no part of the model" if name is None else "is the whole model and no layer of it"
+    raise UnknownLayer(f"{what} {reason}")
 
 
 def turns_of(name: str, runs: Mapping[str, int]) -> Turns:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import (
+    InvalidOption,
     LayerDidNotRun,
     LayerNotSpatial,
     LayerReused,
@@ -29,7 +30,7 @@ from cam.errors import (
     ScriptedModel,
     unknown_layer,
 )
-from cam.hooks.calls import Modules, call_of
+from cam.hooks.calls import Modules, call_of, name_of
 from cam.hooks.change import Change, Edit
 from cam.hooks.nested import first_tensor, replaced
 
@@ -54,7 +55,8 @@ class Capture:
     from a model; `cam.hooks.inference.alone` ensures this.
 
     Args:
-        layers: names as in `model.named_modules()`. `cam.leaves(model)` returns the names of all
+        layers: names as in `model.named_modules()`, or the modules themselves; or one of these.
+            `cam.leaves(model)` returns the names of all
             modules without submodules. "layer#2" is the second call of a module that runs several
             times in a forward pass.
         inputs: whether to keep the inputs of the layers, too.
@@ -66,7 +68,8 @@ class Capture:
             with one ("train"), as they do without a `Capture`.
 
     Raises:
-        UnknownLayer: on enter, before any hook is set, if a name is not a module of the model.
+        UnknownLayer: on enter, before any hook is set, if a layer is not a module of the model.
+        InvalidOption: in the forward or backward pass, if a change returns another shape.
         ScriptedModel: on enter, if a layer is TorchScript.
         LayerReused: in the forward pass, if a layer runs a second time and `each_call` is not set.
         LayerNotSpatial: in the forward pass, if a layer returns no floating-point tensor.
@@ -77,7 +80,7 @@ class Capture:
     def __init__(
         self,
         model: nn.Module,
-        layers: Iterable[str],
+        layers: Iterable[str | nn.Module] | str | nn.Module,
         *,
         inputs: bool = False,
         change: Mapping[str, Change] | None = None,
@@ -89,17 +92,26 @@ class Capture:
         self._change = dict(change or {})
         self._each_call = each_call
         self._trunk = trunk
-        self._layers = tuple(dict.fromkeys([*layers, *self._change]))
+        # A Sequential is a module and a sequence of modules: it is one layer.
+        several = [layers] if isinstance(layers, str | nn.Module) else layers
+        self._asked = (*several, *self._change)
+        self._layers: tuple[str, ...] = ()
         self._calls: Counter[str] = Counter()
         self._inputs: dict[str, Tensor] = {}
         self._captured: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
+        self._differentiated = False
         self.unrecorded: set[str] = set()
         """Names of the layers that the model runs in torch.inference_mode."""
         self._scope = ExitStack()
 
     def __enter__(self) -> Capture:
         modules, every = Modules(self._model), dict(self._model.named_modules())
+        names = (
+            name_of(each, self._model) if isinstance(each, nn.Module) else each
+            for each in self._asked
+        )
+        self._layers = tuple(dict.fromkeys(names))
         for layer in self._layers:
             if layer in modules:
                 continue
@@ -114,7 +126,7 @@ class Capture:
             for layer in self._layers:
                 change = self._change.get(layer, Change())
                 if change.input:
-                    before = partial(_change_input, change.input)
+                    before = partial(_change_input, change.input, layer)
                     scope.callback(modules[layer].register_forward_pre_hook(before).remove)
                 hook = partial(self._take_output, layer, change)
                 scope.callback(modules[layer].register_forward_hook(hook).remove)
@@ -171,6 +183,11 @@ class Capture:
         Raises:
             NoGradientPath: if a layer has no gradient.
         """
+        if not self._gradients and not self._differentiated:
+            raise NoGradientPath(
+                "no gradient has come back yet: call capture.backward(score) before the gradients "
+                "are read"
+            )
         for name in self._captured or self._layers:
             if name not in self._gradients:
                 raise no_path([name], self.unrecorded)
@@ -192,6 +209,7 @@ class Capture:
         """
         outputs = list(self.outputs.values())
         self._gradients.clear()
+        self._differentiated = True
         if not score.requires_grad:
             raise no_path(self._layers, self.unrecorded)
         torch.autograd.grad(
@@ -228,7 +246,7 @@ class Capture:
         if torch.is_inference_mode_enabled():  # the model's own
             self.unrecorded.add(name)
         if change.output:
-            tensor = change.output(tensor)
+            tensor = _changed(change.output, tensor, f"the output of layer {layer!r}")
         # The first clone is kept here: the layer may have returned its input, which other code
         # may still change in place. The second clone goes on into the model, which may change it
         # in place (autograd forbids this on a leaf). A tensor that already has a graph, from an
@@ -237,7 +255,10 @@ class Capture:
         if not captured.requires_grad:
             captured.requires_grad_()
             self._watch_for_losses(captured, layer)
-        for hook in (change.gradient, partial(self._gradients.__setitem__, name)):
+        edit = change.gradient and partial(
+            _changed, change.gradient, what=f"the gradient at layer {layer!r}"
+        )
+        for hook in (edit, partial(self._gradients.__setitem__, name)):
             if hook:
                 handle = captured.register_hook(partial(_if_any, hook))  # type: ignore[no-untyped-call]
                 self._scope.callback(handle.remove)
@@ -304,6 +325,23 @@ def _if_any(hook: Callable[[Tensor], Any], gradient: Tensor | None) -> Any:
     return None if gradient is None else hook(gradient)
 
 
-def _change_input(edit: Edit, module: nn.Module, args: tuple[Any, ...]) -> Any:
+def _change_input(edit: Edit, layer: str, module: nn.Module, args: tuple[Any, ...]) -> Any:
     where, tensor = first_tensor(args)
-    return args if tensor is None else replaced(args, where, edit(tensor))
+    if tensor is None:
+        return args
+    return replaced(args, where, _changed(edit, tensor, f"the input of layer {layer!r}"))
+
+
+def _changed(edit: Edit, tensor: Tensor, what: str) -> Tensor:
+    """Return a tensor as changed by an edit.
+
+    Raises:
+        InvalidOption: if the edit returns another shape, with which a model may run on, silently.
+    """
+    changed = edit(tensor)
+    if changed.shape != tensor.shape:
+        raise InvalidOption(
+            f"the change makes {tuple(changed.shape)} of {what}, which is {tuple(tensor.shape)}; "
+            "it should keep the shape"
+        )
+    return changed

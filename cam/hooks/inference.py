@@ -73,7 +73,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         scope.enter_context(without_checkpoints())
         copies: dict[int, Tensor] = {}
         for module in model.modules():
-            if module.training:
+            if getattr(module, "training", False):  # a frozen TorchScript module has no mode
                 scope.callback(setattr, module, "training", True)
                 module.training = False
             if not isinstance(module, torch.jit.ScriptModule):

@@ -62,6 +62,12 @@ RECTIFYING: Final = frozenset(
     {"Elu", "Gelu", "HardTanh", "Hardswish", "LeakyRelu", "Mish", "Relu", "Silu", "Threshold"}
 )
 """Activations that follow a normalisation in a feature extractor."""
+VALUES: Final = {"Tanh": "a tanh"}
+POSITIVE: Final = {"Exp": "an exponential", "Relu": "a rectifier", "Softplus": "a softplus"}
+"""Operations that make values and no logits, by their autograd names. Those of `POSITIVE` do so for
+a single output: the evidence for several classes may be positive, too."""
+SURE: Final = 20.0
+"""Largest absolute value of a model's only output for all images, if it is a logit."""
 WIDTH: Final = 16
 """Numbers of channels of feature extractors are multiples of it; numbers of classes seldom are."""
 HEADS: Final = ("fc", "head", "heads", "classifier", "last_linear")
@@ -92,7 +98,8 @@ def resolve_reading(
       add up to 1 over the classes; or they stay in 0 … 1 if noise is added inside the model;
     - `config.problem_type` of Hugging Face's classifier: `multi_label_classification` is `sigmoid`,
       and the outputs of a `regression` are values;
-    - a single output outside 0 … 1 that is made of sigmoids or softmaxes is a value;
+    - a single output outside 0 … 1 that is made of sigmoids or softmaxes is a value; so are the
+      outputs of a tanh, and a single one of an exponential, a rectifier or a softplus;
     - the activation is `sigmoid` for one output, else `softmax`. For log-probabilities it is
       `softmax`, too, which is correct.
 
@@ -106,8 +113,8 @@ def resolve_reading(
     Raises:
         NotLogits: see `outputs_of`.
         UnsuitedActivation: if the activation does not fit the outputs, if they are made of
-            probabilities and are outside 0 … 1, or if some of them are made of probabilities and
-            others are not.
+            probabilities and are outside 0 … 1, if some of them are made of probabilities and
+            others are not, or if a single one is beyond ±20 for every image.
     """
     if reading.resolved:
         return reading, "it was given"
@@ -144,7 +151,9 @@ class _Trial:
         logits = logits_of(raw, self.reading, batch=count)
         if self.reading.activation != "auto":
             return self._given(self.reading.activation, logits)
-        ending = _ending(logits.grad_fn)
+        ending, last = _ending(logits.grad_fn), _last_operation(logits.grad_fn)
+        if logits.ndim == 2 and (values := VALUES.get(last)):
+            return "none", "value", f"the model ends in {values}, which makes no logits"
         if logits.grad_fn is not None and operation_of(logits.grad_fn) == "LogSigmoid":
             raise UnsuitedActivation(
                 "the model ends in a logsigmoid, and no activation turns its outputs into "
@@ -167,6 +176,10 @@ class _Trial:
         if self.problem == "regression":
             return "none", "value", told
         single = logits.shape[1] == 1
+        if logits.ndim == 2 and single and (values := POSITIVE.get(last)):
+            return "none", "value", f"the model ends in {values}, which makes no logits"
+        if single and logits.ndim == 2 and not ending:
+            self._check_lone(logits.detach())
         if ending and single and logits.ndim == 2 and not images:
             return "none", "value", f"its output is outside 0 … 1, though it ends in a {ending}"
         if ending and not single and not images and logits.isfinite().all():
@@ -255,6 +268,22 @@ class _Trial:
             return False
         values = torch.cat(finite)
         return bool(values.min() < 0.01) and bool(values.max() > 0.99)
+
+    def _check_lone(self, first: Tensor) -> None:
+        """Check that a model's only output can be a logit.
+
+        Raises:
+            UnsuitedActivation: if it makes a probability of 0 or of 1 for every image.
+        """
+        outputs = [first, *(self._outputs(self._noise(1.0, turn)) for turn in range(2))]
+        numbers = torch.cat([values.float().flatten() for values in outputs if values is not None])
+        if numbers.isfinite().all() and (numbers.min() > SURE or numbers.max() < -SURE):
+            least, most = float(numbers.min()), float(numbers.max())
+            raise UnsuitedActivation(
+                f"the model's only output is from {least:.4g} to {most:.4g} for several images, "
+                "which as a logit would be the same class for all, with a probability of 1: say "
+                "with activation whether it is a value (none) or a logit (sigmoid)"
+            )
 
     def _has_length_1(self, first: Tensor) -> bool:
         """Return whether the outputs are a vector of length 1, as embeddings are."""
@@ -416,6 +445,14 @@ def _is_joined(node: Node | None) -> bool:
 def operation_of(node: Node) -> str:
     """Return autograd's name of the operation behind a node: "Softmax" for SoftmaxBackward0."""
     return node.name().rpartition("::")[2].partition("Backward")[0].lstrip("_")
+
+
+def _last_operation(node: Node | None) -> str:
+    """Return the name of the last operation of the graph up to this node that computes; "" if there
+    is no graph."""
+    while node is not None and operation_of(node) in RESHAPING:
+        node = node.next_functions[0][0]
+    return "" if node is None else operation_of(node)
 
 
 def _ending(node: Node | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from time import perf_counter
@@ -253,7 +253,12 @@ def _prepared(
     entry: ModelEntry, built: Built, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
     """Return the built module on its device, with the detections and reshapes of its entry."""
-    module = built.module.eval().requires_grad_(False).to(device, dtype)
+    module = built.module
+    with suppress(NotImplementedError):  # a program of torch.export has no modes
+        module.eval()
+    for parameter in module.parameters():  # a ScriptModule has no requires_grad_ of its own
+        parameter.requires_grad_(False)
+    module.to(device, dtype)
     if entry.detections != "auto" or entry.min_score is not None:
         least = LEAST_SCORE if entry.min_score is None else entry.min_score
         read_detections(module, entry.detections, least=least)

@@ -198,6 +198,26 @@ def yolo() -> nn.Module:
     return yolo_like("yolov8")
 
 
+def scripted() -> nn.Module:
+    module: nn.Module = torch.jit.script(tiny())
+    return module
+
+
+def frozen() -> nn.Module:
+    return torch.jit.freeze(torch.jit.script(tiny()))
+
+
+def optimised() -> nn.Module:
+    return torch.jit.optimize_for_inference(torch.jit.script(tiny()))
+
+
+def exported() -> nn.Module:
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(tiny(), (torch.rand(2, 3, 8, 8),), dynamic_shapes=(batch,))
+    module: nn.Module = program.module()
+    return module
+
+
 def warning() -> nn.Module:
     """Warns as torch does, while it is built."""
     warnings.warn("torch would say this", UserWarning, stacklevel=2)

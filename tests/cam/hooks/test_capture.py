@@ -255,3 +255,28 @@ def test_nothing_is_left_after_success_or_an_exception() -> None:
     with torch.no_grad(), Capture(model, ["conv1"]):
         model(x)
     assert torch.is_grad_enabled()
+
+
+def test_layers_are_named_or_given_as_modules_one_or_several() -> None:
+    model, x = small(), images(1)
+    for layers in (["conv2"], [model.conv2], model.conv2, "conv2", (model.conv2, "conv2")):
+        with Capture(model, layers) as capture:
+            model(x)
+            assert list(capture.activations) == ["conv2"]
+        assert hook_count(model) == 0
+    with pytest.raises(UnknownLayer, match="given as a layer is no part of the model"):
+        Capture(model, [nn.Conv2d(3, 4, 3)]).__enter__()
+    assert hook_count(model) == 0
+
+
+def test_gradients_that_are_read_too_early_say_so() -> None:
+    model, x = small(), images(1)
+    with Capture(model, ["conv2"]) as capture:
+        score = model(x)[0, 1]
+        with pytest.raises(NoGradientPath, match=r"call capture\.backward\(score\) before"):
+            _ = capture.gradients
+        capture.backward(score)
+        assert capture.gradients["conv2"].any()
+    with Capture(model, ["conv2"], trunk="train") as capture:
+        model(x)[0, 1].backward()
+        assert capture.gradients["conv2"].any()

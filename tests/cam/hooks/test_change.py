@@ -9,7 +9,7 @@ import torchvision
 from torch import Tensor, nn
 
 from cam import Capture, Change, ablate, clamp, leaves, scale
-from cam.errors import LayerReused, NoGradientPath, UnknownLayer
+from cam.errors import InvalidOption, LayerReused, NoGradientPath, UnknownLayer
 from cam.hooks.capture import Trunk
 from tests.cam.nets import hook_count, images, small
 
@@ -193,3 +193,16 @@ def test_capturing_alone_touches_no_gradient() -> None:
     with Capture(model, ["conv2"]) as capture:
         capture.backward(model(images()).sum())
     assert all(each.grad is None for each in model.parameters())
+
+
+@pytest.mark.parametrize("place", ["input", "output", "gradient"])
+def test_a_change_keeps_the_shape(place: str) -> None:
+    """A mean over positions broadcasts or is pooled again, and nobody would notice."""
+    model = small()
+    change = Change(**{place: lambda values: values.mean((2, 3), keepdim=True)})
+    with (
+        pytest.raises(InvalidOption, match=rf"of the {place} .*layer 'conv2'.*keep the shape"),
+        Capture(model, ["conv2"], change={"conv2": change}) as capture,
+    ):
+        capture.backward(model(images(1))[0, 1])
+    assert hook_count(model) == 0

@@ -616,3 +616,59 @@ def test_a_head_beside_features_is_a_head() -> None:
     last = small()
     last.head = nn.Sequential(last.head, nn.Identity())  # type: ignore[assignment]
     assert resolve_reading(last, images(1))[0].meaning == "classes"
+
+
+@pytest.mark.parametrize(
+    ("count", "end", "ending"),
+    [
+        (1, nn.Tanh(), "a tanh"),
+        (7, nn.Tanh(), "a tanh"),
+        (1, nn.Softplus(), "a softplus"),
+        (1, nn.ReLU(), "a rectifier"),
+        (4, nn.Softplus(), None),  # the evidence for four classes
+        (4, nn.ReLU(), None),
+    ],
+)
+def test_numbers_that_are_no_logits_are_values(
+    count: int, end: nn.Module, ending: str | None
+) -> None:
+    """Weights as after training: the sigmoid of a tanh would be 0.27 … 0.73."""
+    torch.manual_seed(0)
+    head = nn.Linear(8, count)
+    nn.init.normal_(head.weight, 0, 3)
+    nn.init.constant_(head.bias, 1.5)
+    parts = (nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model, x = nn.Sequential(*parts, head, end).eval(), images(1)
+    (found,) = explain(model, x, target=0)
+    reading, reason = resolve_reading(model, x)
+    if ending is None:
+        assert (reading.activation, reading.meaning) == ("softmax", "classes")
+        return
+    assert (reading.activation, reading.meaning) == ("none", "value")
+    assert f"ends in {ending}" in reason
+    assert found.probability is None
+    assert found.score == pytest.approx(float(model(x)[0, 0].detach()), rel=1e-4)
+    (asked,) = explain(model, x, target=0, activation="sigmoid" if count == 1 else "softmax")
+    assert asked.probability is not None
+
+
+def test_an_age_is_no_logit() -> None:
+    """32.8 years would be the class 1 with the probability 1.000, for every face."""
+
+    class Age(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small()
+
+        def forward(self, x: Tensor) -> Tensor:
+            years: Tensor = 32.8 + self.net(x)[:, :1]
+            return years
+
+    model, x = Age().eval(), images(1)
+    with pytest.raises(UnsuitedActivation, match=r"only output is from 3.* \(none\) or a logit"):
+        explain(model, x)
+    (found,) = explain(model, x, activation="none")
+    assert found.probability is None
+    assert found.score == pytest.approx(float(model(x).detach()), rel=1e-4)
+    (found,) = explain(model, x, activation="sigmoid")
+    assert found.probability == pytest.approx(1.0)

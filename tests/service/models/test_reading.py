@@ -106,8 +106,8 @@ def test_a_logit_of_minus_nine(served: TestClient, model: str, method: str) -> N
 def test_the_positive_class_by_its_name(served: TestClient) -> None:
     _, explained = ask(served, "tumour", target="tumour", method="occlusion", budget=9, signed=True)
     assert explained["target"]["probability"] == pytest.approx(1 - SURE, rel=1e-3)
-    # Where a part is hidden, it is likelier that there is one.
-    assert np.ptp(values(explained)) > 0
+    # Where a part is hidden, it is likelier that there is one: all of the map is against it.
+    assert (values(explained) < 128).all()
     _, explained = ask(served, "tumour", target={"class": "tumour", "of": "probability"})
     assert explained["target"]["score"] == pytest.approx(1 - SURE, rel=1e-3)
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -18,9 +19,11 @@ from safetensors.torch import save_file
 
 from cam import explain
 from service.core.errors import ConfigError
+from service.core.settings import Settings
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from tests.cam.nets import small
+from tests.service.conftest import encoded, noise, running_app, values
 from tests.service.factories import evil_checkpoint
 
 TINY = "factory:tests.service.factories:tiny"
@@ -413,3 +416,35 @@ def test_a_pickle_that_needs_code_execution_is_refused(tmp_path: Path) -> None:
     words = re.escape(str(file)) + r": .*run code to load, which is refused"
     with pytest.raises(ConfigError, match=words):
         load(entry(weights=str(file)))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own: TorchScript is deprecated
+@pytest.mark.parametrize("name", ["scripted", "frozen", "optimised", "exported"])
+def test_a_factory_may_return_a_program(name: str) -> None:
+    """It has no layers to look at, and methods that need none explain it."""
+    entries = [
+        ModelEntry(
+            name=each,
+            source=f"factory:tests.service.factories:{each}",
+            input_size=8,
+            mean=(0, 0, 0),
+            std=(1, 1, 1),
+        )
+        for each in ("tiny", name)
+    ]
+    asked: dict[str, str | int] = {"method": "occlusion", "target": 1, "output": "values"}
+    with running_app(Settings(), entries) as client:
+        told = client.get(f"/v1/models/{name}").json()
+        able = {each["name"] for each in told["methods"] if each["available"]}
+        assert {"occlusion", "rise"} <= able
+        plain, found = (
+            client.post(
+                f"/v1/models/{entry.name}:explain",
+                params=asked,
+                content=encoded(noise(8, 8)),
+                headers={"Content-Type": "image/png"},
+            ).json()["explanations"][0]
+            for entry in entries
+        )
+    assert values(plain).any()
+    np.testing.assert_allclose(values(found), values(plain), atol=1e-4)
