@@ -21,6 +21,10 @@ fewer positions, each position sees the whole image many times over, and padding
 output changes most. Such a layer has the view of the layers before it."""
 SMALL: Final = 32
 """Least side of an image in pixels on which a patch tells more than the cell where it is."""
+PIXEL: Final = 1.0
+"""Greatest mean distance, in pixels, of the responses from where they would be without a placement,
+at which a layer of a position for each pixel has none. Few channels do not respond evenly to what
+lies around a pixel."""
 LONG: Final = 1.9
 """Least ratio of the sides of a cell of a map of few positions at which it is doubted that the map
 has the view of the layers before it."""
@@ -140,7 +144,11 @@ def _shown_by(
             own = None
         if min(size) < SMALL and (known or not fitted or not fitted.exact or fitting.hits >= HITS):
             own, centres = None, None
-        if own and (not known or (own.differs(before) > GREAT and fitting.hits < HITS)):
+        of_pixels = (grid.height, grid.width) == size
+        near = of_pixels and centres is not None and centres.residual(before) <= PIXEL
+        if own and near and fitting.good:
+            view = before
+        elif own and (not known or (own.differs(before) > GREAT and fitting.hits < HITS)):
             view = rounded(
                 own, grid, before, known, single=first and bool(centres and centres.single)
             )

@@ -263,6 +263,7 @@ def _changed(image: Tensor, patches: Sequence[Patch], strength: float) -> Iterat
         part = changed[..., patch.top : patch.bottom, patch.left : patch.right]
         # The patch becomes brighter and rougher: some layers do not respond to one of the two.
         noise = torch.randn(part.shape, generator=rng)
+        noise = (noise + noise.flip(-2, -1)) / 2**0.5
         part += (2 * strength * contrast * (1 + noise)).to(part)
         yield changed
 

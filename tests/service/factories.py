@@ -204,11 +204,13 @@ def scripted() -> nn.Module:
 
 
 def frozen() -> nn.Module:
-    return torch.jit.freeze(torch.jit.script(tiny()))
+    module: nn.Module = torch.jit.freeze(torch.jit.script(tiny()))
+    return module
 
 
 def optimised() -> nn.Module:
-    return torch.jit.optimize_for_inference(torch.jit.script(tiny()))
+    module: nn.Module = torch.jit.optimize_for_inference(torch.jit.script(tiny()))
+    return module
 
 
 def exported() -> nn.Module:

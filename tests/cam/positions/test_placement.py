@@ -593,3 +593,65 @@ def test_detectors_that_resize_the_photo_and_pad_it_to_a_multiple_of_32(
         tall, wide = (box.bottom - box.top) / rows, (box.right - box.left) / columns
         assert abs(box.top + (row + 0.5) * tall - y * height) <= 8 + tall
         assert abs(box.left + (column + 0.5) * wide - x * width) <= 8 + wide
+
+
+def trained_norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    nn.init.normal_(norm.bias, 0, 0.3)
+    norm.running_mean, norm.running_var = torch.randn(channels) * 0.3, torch.rand(channels) + 0.3
+    return norm
+
+
+def digits(channels: int, end: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """As LeNet, for inputs of which each pixel counts."""
+    parts = [
+        *(nn.Conv2d(channels, 6, 5, padding=2), end(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(6, 16, 5, padding=2), trained_norm(16), end(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), end(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    ]
+    return nn.Sequential(*parts, nn.Linear(32, 10)).eval()
+
+
+@pytest.mark.parametrize("side", [28, 32, 34, 36, 40])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_small_inputs_are_not_said_to_be_cropped(channels: int, side: int) -> None:
+    """Noise in patches of a few pixels moved the centres of the responses, and maps by 30 %."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = digits(channels, nn.ReLU if seed % 2 else nn.Tanh)
+        image = 0.05 * torch.rand(1, channels, side, side)
+        image[..., 8:24, 14:18] += 1
+        (found,) = explain(model, image, target=1)
+        assert found.placement is None, (seed, found.placement)
+
+
+@pytest.mark.parametrize(
+    ("change", "box"),
+    [
+        (lambda x: x[..., 4:32, 4:32], Box(4, 4, 32, 32)),
+        (lambda x: pad(x, (4, 4, 4, 4)), Box(-4, -4, 40, 40)),
+        (lambda x: pad(x[..., 6:], (2, 0, 3, 0)), Box(4, -3, 36, 36)),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_small_inputs_that_are_cropped_or_padded_are_said_to_be(
+    channels: int, change: Callable[[Tensor], Tensor], box: Box
+) -> None:
+    """Within a pixel and a half."""
+
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = digits(channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.net(change(x))
+            return scores
+
+    torch.manual_seed(2)
+    (found,) = explain(Inside().eval(), torch.rand(1, channels, 36, 36), target=1)
+    assert found.placement is not None
+    for edge in ("left", "top", "right", "bottom"):
+        told = getattr(found.placement.box, edge)
+        assert told == pytest.approx(getattr(box, edge), abs=1.5), found.placement
