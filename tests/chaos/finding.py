@@ -21,7 +21,7 @@ class Finding:
 
 def slack(scale: float) -> float:
     """By how much a time may be longer where an attack is only rehearsed, beside other tests."""
-    return 1 if scale >= 1 else 8
+    return 1 if scale >= 1 else 12
 
 
 def share(values: list[float], part: float) -> float:
