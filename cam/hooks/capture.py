@@ -56,9 +56,8 @@ class Capture:
 
     Args:
         layers: names as in `model.named_modules()`, or the modules themselves; or one of these.
-            `cam.leaves(model)` returns the names of all
-            modules without submodules. "layer#2" is the second call of a module that runs several
-            times in a forward pass.
+            `cam.leaves(model)` returns the names of all modules without submodules. "layer#2" is
+            the second call of a module that runs several times in a forward pass.
         inputs: whether to keep the inputs of the layers, too.
         change: layer name → the changes to its input, output and gradient. These layers are
             captured like the others, as changed.

@@ -23,7 +23,6 @@ from cam.targets import Target, TextTarget
 
 COMPLETE: Final = 0.1
 """Largest relative difference between the sum of attributions and the sum that they should have."""
-
 PARTS: Final = {
     1: "places apart along one side of the image alone",
     2: "halves of the image apart, and no more",
