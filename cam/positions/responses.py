@@ -41,6 +41,9 @@ LEAST_FOLLOWS = 0.7
 chance if the positions have seen all others, or if a grid has few columns."""
 FEW = 9
 """Number of tokens below which all patches must hit."""
+FEW_PIXELS = 8
+"""Side of a patch in pixels below which its noise is symmetric about its middle: the middle of a
+few pixels of noise, and so of the responses to them, lies beside that of the patch."""
 FAINT = 0.02
 """Strength of the strips that tell which part of the image is seen. A model that crops what is
 brightest would crop a bright strip."""
@@ -263,7 +266,8 @@ def _changed(image: Tensor, patches: Sequence[Patch], strength: float) -> Iterat
         part = changed[..., patch.top : patch.bottom, patch.left : patch.right]
         # The patch becomes brighter and rougher: some layers do not respond to one of the two.
         noise = torch.randn(part.shape, generator=rng)
-        noise = (noise + noise.flip(-2, -1)) / 2**0.5
+        if min(part.shape[-2:]) < FEW_PIXELS:
+            noise = (noise + noise.flip(-2, -1)) / 2**0.5
         part += (2 * strength * contrast * (1 + noise)).to(part)
         yield changed
 

@@ -56,7 +56,8 @@ def test_all_explanations_of_a_call_are_drawn_below_each_other(display: Any) -> 
     single, every = shown(display(found[0])), shown(display(found))
     assert every.shape[0] >= 6 * single.shape[0]
     many = type(found)([*found] * 3)
-    assert shown(display(many)).shape[0] == 16 * single.shape[0] + 16 * 16
+    heights = [shown(display(each)).shape[0] for each in many[:16]]  # some have a warning
+    assert shown(display(many)).shape[0] == sum(heights) + 16 * 16
     assert display(type(found)()).get("image/png") is None
 
 

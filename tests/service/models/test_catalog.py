@@ -23,6 +23,7 @@ layer = "layer4"
 method_layers = {layercam = "layer3"}
 reshape = {"blocks.*" = "tokens 14 14 1"}
 input_size = [224, 320]
+fit = "pad"
 resize = 256
 interpolation = "lanczos"
 channel_order = "bgr"
@@ -67,6 +68,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "method_layers": {"layercam": "layer3"},
         "reshape": {"blocks.*": "tokens 14 14 1"},
         "input_size": (224, 320),
+        "fit": "pad",
         "resize": 256,
         "crop_ratio": None,
         "interpolation": "lanczos",

@@ -105,8 +105,8 @@ def test_every_output_of_two_images_and_two_methods(
     assert outputs["heatmap"].shape == (2, 2, 224, 224)
     facts = [json.loads(text) for text in outputs["explanation"].ravel()]
     assert [(one["target"]["label"], one["method"]) for one in facts] == [
-        ("tiger cat", "gradcam"),
-        ("tiger cat", "hirescam"),
+        ("Egyptian cat", "gradcam"),
+        ("Egyptian cat", "hirescam"),
         ("espresso", "gradcam"),
         ("espresso", "hirescam"),
     ]
@@ -160,7 +160,7 @@ def test_raw_bytes_both_ways(client: httpx2.Client, cat: bytes) -> None:
     assert found.numbers is not None
     expected = explained(client, cat, "size=layer")
     np.testing.assert_allclose(found.numbers[0, 0], expected, atol=1e-6)
-    assert labels["data"][0] == "tiger cat"
+    assert labels["data"][0] == "Egyptian cat"
 
 
 def test_without_a_map_a_prediction_is_made(client: httpx2.Client, cat: bytes) -> None:
