@@ -72,7 +72,7 @@ def test_it_says_how_many_and_where(finished: Finished) -> None:
     ]
     record = json.loads((finished.output / "run.json").read_text())
     assert record["model"] == "efficientnet-lite0"
-    assert record["parameters"] == {}
+    assert record["parameters"] == {"fit": "squash"}
     assert record["source"] == str(finished.folder)
 
 
