@@ -151,7 +151,8 @@ class _Trial:
         logits = logits_of(raw, self.reading, batch=count)
         if self.reading.activation != "auto":
             return self._given(self.reading.activation, logits)
-        ending, last = _ending(logits.grad_fn), _last_operation(logits.grad_fn)
+        ending, computed = _ending(logits.grad_fn), _computed(logits.grad_fn)
+        last = "" if computed is None else operation_of(computed)
         if logits.ndim == 2 and (values := VALUES.get(last)):
             return "none", "value", f"the model ends in {values}, which makes no logits"
         if logits.grad_fn is not None and operation_of(logits.grad_fn) == "LogSigmoid":
@@ -411,8 +412,7 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 def _is_pooled(node: Node | None) -> bool:
     """Return whether the graph up to this node ends in a pooling or a normalisation."""
-    while node is not None and operation_of(node) in RESHAPING:
-        node = node.next_functions[0][0]
+    node = _computed(node)
     return node is not None and operation_of(node) in POOLING | NORMALISING
 
 
@@ -434,8 +434,7 @@ def _is_normalised(node: Node | None) -> bool:
 
 def _is_joined(node: Node | None) -> bool:
     """Return whether the graph up to this node joins probabilities and other outputs."""
-    while node is not None and operation_of(node) in RESHAPING:
-        node = node.next_functions[0][0]
+    node = _computed(node)
     if node is None or operation_of(node) not in ("Cat", "Stack"):
         return False
     kinds = {_ending(parent) is None for parent, _ in node.next_functions if parent is not None}
@@ -447,12 +446,11 @@ def operation_of(node: Node) -> str:
     return node.name().rpartition("::")[2].partition("Backward")[0].lstrip("_")
 
 
-def _last_operation(node: Node | None) -> str:
-    """Return the name of the last operation of the graph up to this node that computes; "" if there
-    is no graph."""
+def _computed(node: Node | None) -> Node | None:
+    """Return the last node of the graph up to this one that computes numbers."""
     while node is not None and operation_of(node) in RESHAPING:
         node = node.next_functions[0][0]
-    return "" if node is None else operation_of(node)
+    return node
 
 
 def _ending(node: Node | None) -> str | None:

@@ -86,10 +86,8 @@ def folder(tmp_path: Path) -> Path:
     """One that the group may write, as a volume of the container."""
     if sys.platform == "win32" or os.geteuid() != 0:
         pytest.skip("only root may work as two other users")
-    for above in (
-        tmp_path,
-        *tmp_path.parents,
-    ):  # pytest-xdist adds a folder that its user alone enters
+    # pytest-xdist adds a folder that its user alone enters.
+    for above in (tmp_path, *tmp_path.parents):
         if not above.stat().st_mode & stat.S_IXOTH:
             above.chmod(above.stat().st_mode | 0o011)
     folder = tmp_path / "jobs"
