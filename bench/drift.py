@@ -20,6 +20,9 @@ Streams that change after 500 requests of the ordinary kind, and then go on for 
 - `centre covered`: a grey square lies on each photo
 - `blur`: each photo is blurred, by a Gaussian of 2 pixels
 - `slow blur`: each photo is blurred more than the one before it, from nothing to 2 pixels
+- `colour cast`: red is multiplied by 1.2 and blue by 0.7; `blue for red`: they are exchanged
+- `brighter by 70`: of 255
+- `dirt on the lens`: five grey smears at fixed places
 
 And: the cost of one map, of a sampled prediction and of one comparison, and how often p alone, at a
 level of 0.01, is wrong about random numbers.
@@ -46,7 +49,7 @@ from bench.drift_photos import BATCH, CHANGES, SIDE, Explained, explained, load_
 from bench.record import record
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.drift.comparison import compare
-from cam.drift.map_statistics import MapStatistics, statistics_of
+from cam.drift.map_statistics import STATISTICS, MapStatistics, statistics_of
 from cam.drift.reference import Origin, Reference, reference_of
 from cam.drift.window import Window
 from service.backend.answers import Prediction, ServedAnswer
@@ -322,7 +325,9 @@ def calibrated(windows: int = 1000) -> dict[str, float]:
 
 def random_maps(rng: np.random.Generator, count: int) -> list[Explained]:
     """Draw maps of no class whose statistics are independent of each other."""
-    return [Explained(0, MapStatistics(*each)) for each in rng.random((count, 9)).tolist()]
+    return [
+        Explained(0, MapStatistics(*each)) for each in rng.random((count, len(STATISTICS))).tolist()
+    ]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 
+import cv2
 import numpy as np
 import skimage.data
 from numpy.typing import NDArray
@@ -90,6 +91,37 @@ def blurred(pixels: Pixels, radius: float = 2.0) -> Pixels:
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
+def with_cast(pixels: Pixels) -> Pixels:
+    """Make a photo warmer, as another white balance does."""
+    return (pixels * np.array([1.2, 1.0, 0.7])).clip(0, 255).astype(np.uint8)
+
+
+def as_bgr(pixels: Pixels) -> Pixels:
+    """Exchange red and blue, as a decoder of another library does."""
+    return np.ascontiguousarray(pixels[..., ::-1])
+
+
+def brighter(pixels: Pixels) -> Pixels:
+    """Add 70 to each channel."""
+    return (pixels.astype(np.int16) + 70).clip(0, 255).astype(np.uint8)
+
+
+def through_dirt(pixels: Pixels) -> Pixels:
+    """Show a photo through a lens with five grey smears, which are half transparent."""
+    shade = np.zeros((SIDE, SIDE), np.float32)
+    for x, y, radius in (
+        (40, 60, 30),
+        (150, 40, 24),
+        (190, 130, 34),
+        (70, 170, 28),
+        (120, 110, 20),
+    ):
+        cv2.circle(shade, (x, y), radius, 0.6, -1)
+    veil = cv2.GaussianBlur(shade, (0, 0), 8)[..., None]
+    soft = cv2.GaussianBlur(pixels, (0, 0), 5)
+    return ((1 - veil) * pixels + veil * (0.5 * soft + 60)).clip(0, 255).astype(np.uint8)
+
+
 class Fogging:
     """Blurs each photo more than the one before it, up to a radius of 2 after 500."""
 
@@ -106,6 +138,10 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
     "centre covered": with_covered_centre,
     "blur": blurred,
     "slow blur": Fogging(),
+    "colour cast": with_cast,
+    "blue for red": as_bgr,
+    "brighter by 70": brighter,
+    "dirt on the lens": through_dirt,
 }
 """Name → what a stream's photos are like after its change."""
 

@@ -21,7 +21,7 @@ from cam.drift.distances import (
     quantiles,
 )
 from cam.drift.map_statistics import STATISTICS
-from cam.drift.reference import Reference
+from cam.drift.reference import NEWER, Reference
 from cam.drift.shift import FLAT, LEAST, Comparison, Quartiles, Shift, TooFew
 from cam.drift.window import Rows, Snapshot, distinct, evenly
 
@@ -36,6 +36,8 @@ PER_MAP: Final = 20
 """Largest number of photos of a class in the reference that are compared with each live map of the
 class, of all classes together. More tell next to nothing: 20 photos for each map make a distance
 2.5 % more uncertain than any number does."""
+TELLING: Final = STATISTICS.index("sharpness") + 1
+"""Number of columns that tell which photos follow each other."""
 QUARTILES: Final = np.array([0.25, 0.5, 0.75])
 
 
@@ -63,6 +65,7 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
     - A statistic has moved if two conditions hold: the probability of its D, corrected by Holm for
       all tests of this comparison, is below `ALPHA`, and its population stability index, less what
       chance gives it, is above `GREAT`. The first is about chance, the second about importance.
+      If only the first holds, it has changed, and whether that matters is not known (`unsure`).
 
     The reference and the window must be of the same `Origin`, which is not checked here.
     """
@@ -82,7 +85,12 @@ def compare(reference: Reference, snapshot: Snapshot) -> Comparison:
                 too_few.append(test)
     corrected = holm(np.array([shift.p for shift in compared]))
     shifts = [
-        replace(shift, p=float(p), moved=bool(p < ALPHA and shift.psi > GREAT))
+        replace(
+            shift,
+            p=float(p),
+            moved=bool(p < ALPHA and shift.psi > GREAT),
+            unsure=bool(p < ALPHA and shift.psi <= GREAT),
+        )
         for shift, p in zip(compared, corrected, strict=True)
     ]
     shifts.sort(key=lambda shift: -shift.psi)
@@ -153,16 +161,23 @@ def _tests(series: _Series) -> Iterator[Shift | TooFew]:
         live = after[~np.isnan(after)].astype(np.float64)
         counts = _counted(weights), len(live)
         if min(counts) < LEAST:
-            yield TooFew(series.index, name, *counts)
+            # A reference that is older than the statistic lacks it in every class.
+            if series.index is None or defined.any() or name not in NEWER:
+                yield TooFew(series.index, name, *counts)
         else:
             values = before[defined].astype(np.float64)
             yield _test(series.index, name, values, weights, live, share)
 
 
 def _columns(rows: Rows) -> Numbers:
-    """Return rows with a column that says which maps are flat; what is missing is a column's
-    mean, which correlates with nothing."""
-    values = rows.astype(np.float64)
+    """Return the columns that tell which photos follow each other, and one that says which maps are
+    flat; what is missing is a column's mean, which correlates with nothing.
+
+    They are those of the maps, and the sharpness. A change of the light moves a column of the photo
+    so far that the rows before it and behind it would seem to be of two scenes, and nothing would
+    be found until the window has forgotten the first.
+    """
+    values = rows[:, :TELLING].astype(np.float64)
     missing = np.isnan(values)
     counts = np.maximum((~missing).sum(axis=0), 1)
     means = np.where(missing, 0, values).sum(axis=0) / counts

@@ -1,4 +1,4 @@
-"""What one map and its photo are like, in nine numbers that are compared over time."""
+"""What one map and its photo are like, in numbers that are compared over time."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.drawing.heatmap import Float, concentration, overlaps
+from cam.drift.photo_statistics import PHOTO_STATISTICS, photo_statistics
 
 BORDER: Final = 0.1
 """Width of the border, as a share of the height and of the width, as in `heatmap.border`."""
 FARTHEST: Final = 0.5
 """Largest mean squared distance from the centroid, where the height and the width are 1: half of
 the heat in each of two opposite corners."""
-APART: Final = 4
-"""Number of pixels between those whose difference `sharpness` compares with adjoining ones."""
 SMALLEST: Final = 1e-300
 """What a share of 0 is replaced by in a logarithm, whose product with the share is 0 then."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapStatistics:
-    """Nine numbers about a map and its photo, each 0 … 1. The heat of a position is the absolute
-    value of the map there, as in `cam.drawing.heatmap`."""
+    """Numbers about a map and its photo, each 0 … 1. The heat of a position is the absolute value
+    of the map there, as in `cam.drawing.heatmap`."""
 
     entropy: float
     """Shannon's entropy (1948, section 6) of the heat as a distribution over the positions, divided
@@ -52,15 +51,21 @@ class MapStatistics:
     confidence: float | None
     """Probability of the explained target; None if the target has none."""
     sharpness: float | None = None
-    """Mean difference between adjoining pixels, divided by that between pixels `APART` apart: about
-    1 ÷ `APART` for a blurred photo, 1 for noise. Brightness and contrast cancel out. None if the
-    photo is not known, or is of one colour. Blur hardly moves a map, so no other number shows
-    it."""
+    """Of the photo, as `cam.drift.photo_statistics` defines it, and so are all that follow; None if
+    the photo is not known."""
+    brightness: float | None = None
+    contrast: float | None = None
+    red: float | None = None
+    blue: float | None = None
+    colourfulness: float | None = None
+    variety: float | None = None
+    detail_x: float | None = None
+    detail_y: float | None = None
 
 
 STATISTICS: Final = tuple(field.name for field in fields(MapStatistics))
 """Names of the statistics, in the order of the columns of a row."""
-OPTIONAL: Final = ("confidence", "sharpness")
+OPTIONAL: Final = ("confidence", *PHOTO_STATISTICS)
 """Names of the statistics that a map may lack: the last ones."""
 _in_order: Final = attrgetter(*STATISTICS)
 
@@ -101,34 +106,8 @@ def statistics_of(
         centre=centre,
         concentration=concentration(values),
         confidence=confidence,
-        sharpness=None if pixels is None else sharpness_of(pixels),
+        **({} if pixels is None else photo_statistics(pixels)),
     )
-
-
-def sharpness_of(pixels: NDArray[np.uint8]) -> float | None:
-    """Return `MapStatistics.sharpness`. 224 × 224 pixels take 0.3 ms.
-
-    Args:
-        pixels: uint8 (H, W, 3), more than `APART` high and wide.
-
-    Returns:
-        The ratio, at most 1; None for a photo of one colour, or one that is too small.
-    """
-    if min(pixels.shape[:2]) <= APART:
-        return None
-    brightness = pixels[..., 0].astype(np.int16)
-    brightness += pixels[..., 1]
-    brightness += pixels[..., 2]
-    far = _contrast(brightness, APART)
-    return min(_contrast(brightness, 1) / far, 1.0) if far else None
-
-
-def _contrast(brightness: NDArray[np.int16], apart: int) -> float:
-    """Return the mean absolute differences of pixels so far apart in a column and in a row, added
-    up."""
-    down = brightness[apart:] - brightness[:-apart]
-    across = brightness[:, apart:] - brightness[:, :-apart]
-    return float(np.abs(down).mean() + np.abs(across).mean())
 
 
 def row_of(statistics: MapStatistics | None) -> tuple[float, ...]:

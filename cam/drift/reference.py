@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cam.drift.map_statistics import OPTIONAL, STATISTICS, MapStatistics, row_of
+from cam.drift.photo_statistics import PHOTO_STATISTICS
 from cam.drift.window import NO_CLASS, Classes, Rows, distinct, evenly
 from cam.errors import InvalidReference
 
@@ -22,11 +23,11 @@ KEY: Final = b"gradcam-reference"
 SCHEMA: Final = pa.schema(
     [("class", pa.int32()), *((name, pa.float32()) for name in STATISTICS)],
 )
-NEWER: Final = ("sharpness",)
-"""Columns that files lack which were written before there was such a statistic. It is then not
-compared."""
+NEWER: Final = PHOTO_STATISTICS
+"""Columns that files may lack which were written before there were such statistics. They are then
+not compared."""
 MOST: Final = 1_000_000
-"""Largest number of photos in a file: 40 MB in memory."""
+"""Largest number of photos in a file: 72 MB in memory."""
 ENOUGH: Final = 2_000
 """Largest number of photos of one class that are compared."""
 ROUNDING: Final = 1e-4
@@ -57,7 +58,7 @@ class Reference:
     classes: Classes
     """Explained class of each photo: int32 (n), `NO_CLASS` for a target that is no class."""
     rows: Rows
-    """float32 (n, 9), in the order of `STATISTICS`. A photo whose map has no statistics has NaN in
+    """float32 (n, s), in the order of `STATISTICS`. A photo whose map has no statistics has NaN in
     all columns, and one that lacks a statistic in `OPTIONAL` has NaN there."""
 
     def thinned(self, most: int = ENOUGH) -> Reference:

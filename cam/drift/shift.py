@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FLAT: Final = "flat"
-"""Name of the tenth statistic: 1 of a map that has no statistics because it is constant, else 0."""
+"""Name of a further statistic: 1 of a map that has no statistics because it is constant, else 0."""
 WORDS: Final = {
     "entropy": "the entropy of the heat",
     "centroid_x": "the mean column of the heat, of the width,",
@@ -17,6 +17,14 @@ WORDS: Final = {
     "concentration": "the share of the heat in the hottest tenth",
     "confidence": "the probability of the target",
     "sharpness": "the sharpness of the photo",
+    "brightness": "the brightness of the photo",
+    "contrast": "the contrast of the photo",
+    "red": "the share of red in the photo",
+    "blue": "the share of blue in the photo",
+    "colourfulness": "the colourfulness of the photo",
+    "variety": "the variety of brightness in the photo",
+    "detail_x": "the mean column of the photo's detail, of the width,",
+    "detail_y": "the mean row of the photo's detail, of the height,",
     FLAT: "the share of flat maps",
 }
 LEAST: Final = 50
@@ -50,6 +58,8 @@ class Shift:
     """Number of different photos in the window."""
     moved: bool
     """Whether p and psi are beyond the bounds of `cam.drift.comparison`."""
+    unsure: bool = False
+    """Whether p alone is: it has changed, and whether that matters is not known."""
 
     def sentence(self, label: str | None = None) -> str:
         """Return what has moved, and by how much, in one sentence; or that it is as before.
@@ -58,23 +68,28 @@ class Shift:
             label: what the class is called.
         """
         who = _who(self.index, label)
+        if not self.moved and not self.unsure:
+            return f"{who}: {WORDS[self.statistic]} is as before"
+        doubt = "" if self.moved else ", by less than what counts as moved"
+        return f"{who}: {self._change()}{doubt}"
+
+    def _change(self) -> str:
+        """Return what has changed, as a clause."""
         what = WORDS[self.statistic]
-        if not self.moved:
-            return f"{who}: {what} is as before"
         (low, middle, high), (lower, after, higher) = self.before, self.after
         verb = "rose" if after > middle else "fell"
         if self.statistic == FLAT:
             digits = _digits((middle, after), 0, 100)
-            return f"{who}: {what} {verb} from {middle:.{digits}%} to {after:.{digits}%}"
+            return f"{what} {verb} from {middle:.{digits}%} to {after:.{digits}%}"
         moves = [abs(one - other) for one, other in zip(self.before, self.after, strict=True)]
         if not any(moves):
-            return f"{who}: {what} has changed only outside its quartiles"
+            return f"{what} has changed only outside its quartiles"
         if 2 * moves[1] >= max(moves):
             digits = _digits((middle, after), 2)
-            return f"{who}: {what} {verb} from {middle:.{digits}f} to {after:.{digits}f} (median)"
+            return f"{what} {verb} from {middle:.{digits}f} to {after:.{digits}f} (median)"
         digits = min(_digits(pair, 2) for pair in ((low, lower), (high, higher)))
         return (
-            f"{who}: {what} is distributed differently: the middle half of the photos was between "
+            f"{what} is distributed differently: the middle half of the photos was between "
             f"{low:.{digits}f} and {high:.{digits}f} and is now between {lower:.{digits}f} and "
             f"{higher:.{digits}f}"
         )
@@ -150,17 +165,22 @@ class Comparison:
     @property
     def has_moved(self) -> bool | None:
         """Whether a statistic has moved. None if that is not known: none of those that were
-        compared has moved, and of all classes together nothing but the share of flat maps was
-        compared. See `missing`."""
+        compared has moved, and one of them is unsure, or of all classes together nothing but the
+        share of flat maps was compared. See `missing`."""
         if self.moved:
             return True
+        if any(shift.unsure for shift in self.shifts):
+            return None
         compared = any(shift.index is None and shift.statistic != FLAT for shift in self.shifts)
         return False if compared else None
 
     @property
     def missing(self) -> str | None:
-        """What a comparison of all classes together lacks, in one sentence; None if it was
-        made."""
+        """Why it is not known whether a statistic has moved, in one sentence: the statistic that is
+        unsure, or what a comparison of all classes together lacks; None if it was made."""
+        unsure = [shift for shift in self.shifts if shift.unsure]
+        if unsure and not self.moved:
+            return min(unsure, key=lambda shift: (shift.index is not None, shift.p)).sentence()
         if any(shift.index is None and shift.statistic != FLAT for shift in self.shifts):
             return None
         lacking = [sample for sample in self.too_few if sample.index is None]

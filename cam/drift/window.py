@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cam.drift.map_statistics import STATISTICS, MapStatistics, row_of
 
 Rows = NDArray[np.float32]
-"""Statistics of maps: float32 (n, 9), in the order of `STATISTICS`; NaN where there is none."""
+"""Statistics of maps: float32 (n, s), in the order of `STATISTICS`; NaN where there is none."""
 Classes = NDArray[np.int32]
 """Explained classes: int32 (n)."""
 NO_CLASS: Final = -1
@@ -38,7 +38,7 @@ class Window:
 
     One ring of all maps takes the place of a ring for each class: which classes are the most
     frequent ones needs no bookkeeping, classes that are no longer asked for make room, and the
-    memory is fixed, 40 bytes for each map. A class with 1 of `classes` parts of the traffic or more
+    memory is fixed, 76 bytes for each map. A class with 1 of `classes` parts of the traffic or more
     has about `size` values; a rarer one has fewer, of the same period.
 
     It is for one model, method and layer. One thread may use it at a time; a snapshot is a copy.

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cam.drift.comparison import ALPHA, GREAT, compare, expected_worth, needed_photos
+from cam.drift.comparison import ALPHA, GREAT, TELLING, compare, expected_worth, needed_photos
 from cam.drift.distances import independent, kolmogorov_probability
 from cam.drift.map_statistics import STATISTICS, MapStatistics
+from cam.drift.photo_statistics import PHOTO_STATISTICS
 from cam.drift.reference import Origin, Reference, read_reference, reference_of
 from cam.drift.shift import LEAST, Comparison, Quartiles, Shift, TooFew
 from cam.drift.window import Window
@@ -24,7 +25,11 @@ Maps = list[tuple[int | None, MapStatistics | None]]
 def drawn(rng: np.random.Generator, count: int, index: int | None = 0, **means: float) -> Maps:
     """Maps of a class, whose statistics have a deviation of 0.05 about their means."""
     centres = [means.get(name, 0.4) for name in STATISTICS]
-    rows = rng.normal(centres, 0.05, (count, len(STATISTICS))).clip(0, 1)
+    own = len(STATISTICS) - len(PHOTO_STATISTICS) + 1
+    rows = rng.normal(centres[:own], 0.05, (count, own))
+    (other,) = rng.spawn(1)
+    of_photos = other.normal(centres[own:], 0.05, (count, len(STATISTICS) - own))
+    rows = np.concatenate([rows, of_photos], 1).clip(0, 1)
     return [(index, MapStatistics(*row)) for row in rows.tolist()]
 
 
@@ -88,10 +93,10 @@ def test_the_numbers_are_those_of_the_measures(rng: np.random.Generator) -> None
     before, after = ([each.entropy for _, each in maps if each] for maps in (good, live))
     expected = stats.ks_2samp(before, after)
     assert found.distance == pytest.approx(expected.statistic)
-    # Holm: 20 tests, and this is the least p, twice: of the class and of all classes.
+    # Holm: 36 tests, and this is the least p, twice: of the class and of all classes.
     rows = np.array([astuple(each) for _, each in live if each])
-    p = kolmogorov_probability(found.distance, 300, independent(rows))
-    assert found.p == pytest.approx(20 * p)
+    p = kolmogorov_probability(found.distance, 300, independent(rows[:, :TELLING]))
+    assert found.p == pytest.approx(36 * p)
     assert found.before == pytest.approx(
         np.quantile(before, [0.25, 0.5, 0.75], method="inverted_cdf"), abs=1e-6
     )
@@ -150,10 +155,10 @@ def test_weighted_photos_count_for_fewer(rng: np.random.Generator) -> None:
     good = [*drawn(rng, 300, 1), *drawn(rng, 100, 2)]
     live = shuffled(rng, drawn(rng, 100, 1, border=0.43), drawn(rng, 300, 2, border=0.43))
     found = one(compared(good, live), None, "border")
-    # Weights 1/3 and 3: 400² / (300 / 9 + 100 * 9) = 171.43 photos. It is the least p of 30.
+    # Weights 1/3 and 3: 400² / (300 / 9 + 100 * 9) = 171.43 photos. It is the least p of 54.
     rows = np.array([astuple(each) for _, each in live if each])
-    p = kolmogorov_probability(found.distance, 171.428571, independent(rows))
-    assert found.p == pytest.approx(30 * p, rel=1e-6)
+    p = kolmogorov_probability(found.distance, 171.428571, independent(rows[:, :TELLING]))
+    assert found.p == pytest.approx(54 * p, rel=1e-6)
     assert found.reference == 400
 
 
@@ -234,7 +239,7 @@ def test_targets_without_probability(rng: np.random.Generator) -> None:
     without: Maps = [(None, each and replace(each, confidence=None)) for _, each in drawn(rng, 400)]
     result = compared(without[:200], without[200:])
     assert result.too_few == (TooFew(None, "confidence", 0, 0),)
-    assert len(result.shifts) == 9
+    assert len(result.shifts) == len(STATISTICS)
     assert not any(np.isnan(astuple(each)[2:5]).any() for each in result.shifts)
 
 
@@ -268,7 +273,7 @@ def test_frames_of_videos_count_for_fewer(rng: np.random.Generator) -> None:
     for _ in range(20):
         live: Maps = []
         for index, photo in drawn(rng, 50):
-            near = np.array(astuple(photo)) + rng.normal(0, 0.003, (10, 9))  # type: ignore[arg-type]
+            near = np.array(astuple(photo)) + rng.normal(0, 0.003, (10, len(STATISTICS)))  # type: ignore[arg-type]
             live += [(index, MapStatistics(*row)) for row in near.tolist()]
         assert not compare(good, window_of(live).snapshot()).moved
 

@@ -9,6 +9,8 @@ from bench.drift import watched
 from bench.drift_photos import CHANGES, explained, load_model
 
 RUNS = 3
+FOUND = ("logo in a corner", "centre covered", "slow blur", "colour cast")
+"""One change of each kind, of those that `docs/drift.md` says are found."""
 
 
 @pytest.mark.slow
@@ -16,7 +18,8 @@ def test_changes_are_found_and_nothing_else() -> None:
     served = load_model()
     pools = {"ordinary": explained(served, 1100, seed=0)}
     assert watched(pools, "ordinary", RUNS, size=500)["found"] == 0
-    for name, change in CHANGES.items():
-        row = watched({**pools, name: explained(served, 500, change, seed=2)}, name, RUNS, size=500)
+    for name in FOUND:
+        changed = explained(served, 500, CHANGES[name], seed=2)
+        row = watched({**pools, name: changed}, name, RUNS, size=500)
         assert row["found"] == RUNS, name
         assert 0 < row["worst"] <= 500

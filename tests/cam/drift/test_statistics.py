@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import skimage.data
+from numpy.typing import NDArray
 from scipy import ndimage, stats
 
 from cam.drawing.heatmap import border, concentration
@@ -15,10 +16,11 @@ from cam.drift.map_statistics import (
     STATISTICS,
     MapStatistics,
     row_of,
-    sharpness_of,
     statistics_of,
 )
+from cam.drift.photo_statistics import PHOTO_STATISTICS, photo_statistics
 
+Pixels = NDArray[np.uint8]
 Map = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
@@ -124,11 +126,18 @@ def test_the_map_is_left_as_it_is() -> None:
 
 
 def test_rows_are_in_the_order_of_the_names() -> None:
-    found = replace(measured([[3, 1], [0, 2]], 0.25), sharpness=0.5)
+    found = replace(
+        measured([[3, 1], [0, 2]], 0.25),
+        **{name: 0.1 * number for number, name in enumerate(PHOTO_STATISTICS)},
+    )
     assert dict(zip(STATISTICS, row_of(found), strict=True)) == {
         name: getattr(found, name) for name in STATISTICS
     }
     assert np.isnan(row_of(None)).tolist() == [True] * len(STATISTICS)
+
+
+def sharpness_of(pixels: Pixels) -> float | None:
+    return photo_statistics(pixels)["sharpness"]
 
 
 def test_sharpness_by_hand() -> None:
@@ -156,3 +165,52 @@ def test_blur_lowers_the_sharpness_and_light_and_contrast_do_not() -> None:
     found = statistics_of(np.arange(9, dtype=np.float32).reshape(3, 3), 0.5, photo)
     assert found is not None
     assert found.sharpness == sharp
+
+
+def test_statistics_of_a_photo_by_hand() -> None:
+    """Half of the photo is dark red, the other half is white."""
+    photo = np.zeros((8, 10, 3), np.uint8)
+    photo[:, :5] = (60, 0, 0)
+    photo[:, 5:] = 255
+    found = photo_statistics(photo)
+    assert tuple(found) == PHOTO_STATISTICS
+    assert found["brightness"] == pytest.approx((20 / 255 + 1) / 2)
+    # The sums of the channels are 60 and 765, and deviate by half of their difference.
+    assert found["contrast"] == pytest.approx((765 - 60) / 2 / 382.5)
+    assert found["red"] == pytest.approx((60 + 255) / (60 + 765))
+    assert found["blue"] == pytest.approx(255 / (60 + 765))
+    assert found["colourfulness"] == pytest.approx(60 / 255 / 2)
+    assert found["variety"] == pytest.approx(math.log(2) / math.log(64))
+    # The only difference is between the fifth and the sixth column, of nine pairs.
+    assert found["detail_x"] == pytest.approx(4.5 / 9)
+    assert found["detail_y"] == pytest.approx(0.5)
+    photo[:, :5] = 255
+    photo[0, 9] = 0
+    found = photo_statistics(photo)
+    assert found["detail_x"] == pytest.approx((8 + 8.5) / 2 / 9, abs=0.05)
+    assert found["detail_y"] == pytest.approx(0.5 / 7)
+
+
+def test_a_photo_of_one_colour_has_no_detail() -> None:
+    black = photo_statistics(np.zeros((9, 9, 3), np.uint8))
+    assert (black["red"], black["blue"], black["variety"]) == (1 / 3, 1 / 3, 0)
+    assert black["detail_x"] is black["detail_y"] is black["sharpness"] is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_statistics_of_photos_are_shares(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for photo in (
+        rng.integers(0, 256, (7, 9, 3), np.uint8),
+        rng.choice(np.array([0, 255], np.uint8), (30, 40, 3)),
+    ):
+        assert all(0 <= value <= 1 for value in photo_statistics(photo).values() if value)
+
+
+def test_a_cast_light_and_other_channels_move_the_statistics() -> None:
+    photo = skimage.data.coffee()[:224, :224]
+    plain = photo_statistics(photo)
+    exchanged = photo_statistics(photo[..., ::-1])
+    assert (exchanged["red"], exchanged["blue"]) == (plain["blue"], plain["red"])
+    assert exchanged["brightness"] == plain["brightness"]
+    assert plain["red"] != plain["blue"]

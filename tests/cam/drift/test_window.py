@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from cam.drift.map_statistics import MapStatistics
+from cam.drift.map_statistics import STATISTICS, MapStatistics
 from cam.drift.window import NO_CLASS, Window, evenly
 
 
@@ -56,14 +56,14 @@ def test_targets_without_class_and_maps_without_statistics() -> None:
     window.record(4, None)
     found = window.snapshot()
     assert found.classes.tolist() == [NO_CLASS, 4]
-    assert np.isnan(found.latest[0]).tolist() == [False] * 7 + [True] * 2
+    assert np.isnan(found.latest[0]).tolist() == [False] * 7 + [True] * (len(STATISTICS) - 7)
     assert np.isnan(found.latest[1]).all()
     assert list(found.by_class) == [4]
 
 
 def test_an_empty_window() -> None:
     found = Window().snapshot()
-    assert found.latest.shape == (0, 9)
+    assert found.latest.shape == (0, len(STATISTICS))
     assert found.classes.shape == (0,)
     assert not found.by_class
 
