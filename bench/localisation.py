@@ -19,6 +19,7 @@ scikit-learn ship, and a small network that this command trains on drawn shapes.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -147,16 +148,48 @@ def measure(asked: Asked, images: list[Grid], method: str, layer: str) -> Measur
 
 def written(found: list[Measured], former: str) -> str:
     """As a table in Markdown, with the rows of the former one that were not measured anew."""
-    rows = {row.split("`")[1]: row for row in former.splitlines() if row.startswith("| `")}
+    rows = {
+        row.split("`")[1]: f"| `{row.partition('`')[2]}"
+        for row in former.splitlines()
+        if "| `" in row
+    }
     for each in found:
         low, high = each.interval
         rows[each.method] = (
             f"| `{each.method}` | `{each.layer}` | {np.mean(each.shares):.2f} | "
             f"{low:.2f} … {high:.2f} | {min(each.shares):.2f} | {each.times:.1f} × |"
         )
-    best_first = sorted(rows.values(), key=lambda row: -float(row.split("|")[3]))
-    head = ["| method | layer | mean | 95 % | worst | time |", "|---|---|---|---|---|---|"]
-    return "\n".join([*head, *best_first]) + "\n"
+    head = [
+        "| tier | method | layer | mean | 95 % | worst | time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines = [f"| {tier} {row}" for tier, row in in_tiers(list(rows.values()))]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def in_tiers(rows: list[str]) -> list[tuple[int, str]]:
+    """Return rows of the table, each with its tier, the quickest of a tier first.
+
+    A tier has the best of the methods that are left, and those whose interval reaches its interval:
+    their order would be another one for other photos. Methods whose time is not known come last.
+    """
+    left = sorted(rows, key=lambda row: -float(row.split("|")[3]))
+    found: list[tuple[int, str]] = []
+    tier = 0
+    while left:
+        tier += 1
+        least = float(left[0].split("|")[4].split("…")[0])
+        alike = [row for row in left if float(row.split("|")[4].split("…")[1]) >= least]
+        left = [row for row in left if row not in alike]
+        alike.sort(key=times_of)
+        found += [(tier, row) for row in alike]
+    return found
+
+
+def times_of(row: str) -> float:
+    """Return the time in a row, in predictions; infinity if it is not known."""
+    time = row.split("|")[6].strip().removesuffix(" ×")
+    return float(time) if time[0].isdigit() else math.inf
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ Map = NDArray[np.float32]
 
 def answered(
     model: nn.Module, images: Tensor, questions: Sequence[Question]
-) -> list[Answer | CamError]:
+) -> Sequence[Answer | CamError]:
     return explain_batch(model, images, questions)
 
 

@@ -29,7 +29,7 @@ from cam.errors import (
     TargetMismatch,
 )
 from cam.evaluation import curves, localisation, masking, perturbation, road, stability
-from cam.evaluation.baselines import baseline
+from cam.evaluation.baselines import baseline, misplaced
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import (
     DEFAULTS,
@@ -304,7 +304,7 @@ def _score(
     drawn = {
         name: [
             other
-            for key in _baseline_keys(metric, name, candidate, options)
+            for key in _baseline_keys(metric, name, number, candidate, options)
             if (other := known[key][0]) is not None
         ]
         for name in options.baselines
@@ -334,10 +334,10 @@ def _plan(
             for name in options.baselines:
                 if name not in metric.baselines:
                     continue
-                for draw, key in enumerate(_baseline_keys(metric, name, candidate, options)):
+                for key in _baseline_keys(metric, name, number, candidate, options):
                     which = key[1:]
                     if which not in planned:
-                        planned[which] = _baseline(scorer, name, candidate, draw)
+                        planned[which] = _baseline(scorer, name, judged, key)
                     work.append((key, which, planned[which]))
             for key, which, subject in work:
                 if key in parts:
@@ -347,7 +347,9 @@ def _plan(
                 if maps := metric.maps(options):
                     shared = metric.name in ("adcc", "arcc", "coherency")
                     part = "again" if shared else metric.name
-                    counts[part] = maps * (_passes(question) if subject is judged else 0)
+                    counts[part] = maps * (
+                        _passes(question) if subject.again is judged.again else 0
+                    )
                 passes = 0
                 for part, count in counts.items():
                     owner = candidate.turn if part == SQUARES else which
@@ -358,15 +360,18 @@ def _plan(
 
 
 def _baseline_keys(
-    metric: Metric, name: Baseline, candidate: Candidate, options: MetricOptions
+    metric: Metric, name: Baseline, number: int, candidate: Candidate, options: MetricOptions
 ) -> list[tuple[Any, ...]]:
-    """Return a key of each map of a baseline: of `random` there are several."""
+    """Return a key of each map of a baseline: of `random` there are several, made of the map that
+    is scored.
+
+    Args:
+        number: number of the candidate.
+    """
     if name != "random":
         return [(metric.name, name, candidate.turn)]
-    return [
-        (metric.name, name, candidate.turn, candidate.map.shape, draw)
-        for draw in range(metric.random_maps(options))
-    ]
+    count = metric.random_maps(options)
+    return [(metric.name, name, number, count, turn) for turn in range(1, count + 1)]
 
 
 def _judged(scorer: Scorer, question: Question, candidate: Candidate) -> Judged:
@@ -382,19 +387,26 @@ def _judged(scorer: Scorer, question: Question, candidate: Candidate) -> Judged:
     return Judged(small, resize(small, *scorer.size), again, candidate.completeness)
 
 
-def _baseline(scorer: Scorer, name: Baseline, candidate: Candidate, draw: int) -> Judged:
-    shape = (int(candidate.map.shape[0]), int(candidate.map.shape[1]))
+def _baseline(scorer: Scorer, name: Baseline, judged: Judged, key: tuple[Any, ...]) -> Judged:
+    """Return a map for comparison.
 
-    def make(image: Tensor, rng: np.random.Generator) -> Map:
-        return baseline(name, image.detach().float().cpu().numpy(), shape, rng)
+    Args:
+        judged: the map that is scored.
+        key: of `_baseline_keys`.
+    """
+    if name == "random":
+        count, turn = key[-2:]
+        values = misplaced(judged.values, turn, count)
+        return Judged(values, values, judged.again)
+
+    def make(image: Tensor) -> Map:
+        return baseline(name, image.detach().float().cpu().numpy())
 
     def again(images: Tensor, targets: Sequence[Target]) -> Forwards[list[Map | CamError]]:
         yield 0
-        # Other numbers than those of the map itself, and the same ones for each metric.
-        rng = np.random.default_rng([scorer.options.seed, 1, draw])
-        return [make(image, rng) for image in images]
+        return [make(image) for image in images]
 
-    small = make(scorer.image, np.random.default_rng([scorer.options.seed, 0, draw]))
+    small = make(scorer.image)
     return Judged(small, resize(small, *scorer.size), again)
 
 

@@ -38,10 +38,10 @@ VIEWS: Final = ("flip", "crop", "jpeg")
 NOISES: Final = 2
 """Noises with which ROAD imputes each image: one and its opposite."""
 RANDOM_MAPS: Final = 59
-"""Random maps that a score is compared with where each takes one forward pass at most. Of 59 and
-the map itself, three are one in twenty."""
-FEW_RANDOM_MAPS: Final = 4
-"""Random maps where each takes more passes, or maps of changed images."""
+"""Turned maps that a score is compared with where each takes one forward pass at most (see
+`cam.evaluation.baselines.misplaced`). Of 59 and the map itself, three are one in twenty."""
+FEW_RANDOM_MAPS: Final = 7
+"""Turned maps where each takes more passes, or maps of changed images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class MetricOptions:
     baselines: tuple[Baseline, ...] = BASELINES
     """Maps that are scored for comparison."""
     random_maps: int | None = None
-    """Number of random maps, 1 … `MOST_SAMPLES`, if `random` is among the baselines; None for
+    """Number of turned maps, 1 … `MOST_SAMPLES`, if `random` is among the baselines; None for
     `RANDOM_MAPS`, or `FEW_RANDOM_MAPS` of costly metrics. With fewer than two, there is no
     verdict on chance."""
     seed: int = 0
@@ -151,7 +151,7 @@ class Metric:
     needs: Literal["region", "completeness"] | None = None
 
     def random_maps(self, options: MetricOptions) -> int:
-        """Return the number of random maps with which a score is compared."""
+        """Return the number of turned maps with which a score is compared."""
         if options.random_maps is not None:
             return options.random_maps
         passes = sum(n for part, n in self.forwards(options, 10**6).items() if part != SQUARES)
@@ -170,7 +170,7 @@ class Score:
     """The numbers that the value is made of, such as the points of a curve."""
     warning: str | None = None
     chance: tuple[float, ...] = ()
-    """Values of random maps on the same image."""
+    """Values of the same map turned and mirrored, on the same image."""
 
 
 Scores = dict[str, Score]
@@ -327,6 +327,7 @@ METRICS: Final[Mapping[str, Metric]] = {
                 f"{_POPPI}: mean of the map, scaled to 0 … 1 by its minimum and "
                 "maximum, at the input's size"
             ),
+            baselines=("gaussian", "edges", "uniform"),  # a map that is turned is as large
         ),
         Metric(
             "adcc",
@@ -364,7 +365,7 @@ METRICS: Final[Mapping[str, Metric]] = {
                 "the preprocessed image; maps at the layer's size, not scaled"
             ),
             maps=lambda options: options.samples,
-            baselines=("random", "edges"),
+            baselines=("edges",),
             options=("samples", "radius", "scale_free"),
         ),
         Metric(
@@ -394,7 +395,7 @@ METRICS: Final[Mapping[str, Metric]] = {
                 f"JPEG of quality {JPEG_QUALITY}"
             ),
             maps=lambda options: len(VIEWS),
-            baselines=("random", "edges"),
+            baselines=("edges",),
         ),
         Metric(
             "energy",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.drawing.heatmap import minmax
-from cam.errors import CamError, NothingDetected
+from cam.errors import CamError, NothingDetected, TargetMismatch
 from cam.evaluation.metrics import MetricOptions
 from cam.explanation import Answer, Explanation, Map, Question
 from cam.methods.progress import Completeness
@@ -108,7 +108,8 @@ class Scorer:
                 if isinstance(answer, CamError):
                     raise answer
                 likely = self.target.probability(answer.output)
-                assert likely is not None
+                if likely is None:
+                    raise TargetMismatch("the target has no probability in a changed image")
                 probabilities.append(likely)
             yield len(images)
         return probabilities

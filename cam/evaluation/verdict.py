@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cam.evaluation.baselines import reflections
 from cam.evaluation.metrics import METRICS, Score
 
 NAMED: Final = {
@@ -24,9 +26,9 @@ right, cannot do the same."""
 
 
 SURE: Final = 0.05
-"""Share of random maps that a map may be called better than, or worse than, by chance."""
+"""Share of misplaced maps that a map may be called better than, or worse than, by chance."""
 RANKED: Final = 19
-"""Least number of random maps among which the map's rank can tell that: first of 20."""
+"""Least number of misplaced maps among which the map's rank can tell that: first of 20."""
 ROUNDING: Final = 1e-5
 """Largest difference of two values that rounding in float32 may cause."""
 
@@ -35,7 +37,8 @@ def verdict(metric: str, score: Score) -> str | None:
     """Return how a score compares with those of the baselines, as half a sentence; None if there is
     no value or no baseline.
 
-    It is better than chance above the 95th percentile of random maps, and worse below the 5th.
+    It is better than chance above the 95th percentile of misplaced maps (see
+    `cam.evaluation.baselines.misplaced`), and worse below the 5th.
     """
     if score.value is None:
         return None
@@ -70,17 +73,31 @@ def in_words(told: Mapping[str, int]) -> str | None:
 
 
 def percentile(metric: str, score: Score) -> float | None:
-    """Return the share, 0 … 1, of random maps that are worse than the map; None if there are fewer
-    than two.
+    """Return the share, 0 … 1, of misplaced maps that are worse than the map; None if there are
+    fewer than two.
 
     Of `RANKED` or more, the map's rank among them and itself tells; a map with the same value
     counts against what the rank would say. Of fewer, Student's distribution of one more value tells
     (the prediction interval): t = (value − mean) / (s · √(1 + 1 / n)), n − 1 degrees of freedom.
+
+    A map that is not better than all of its `cam.evaluation.baselines.reflections` has at most 0.9,
+    and one that is not worse than all of them at least 0.1.
     """
     if score.value is None or len(score.chance) < 2:
         return None
     sign = 1 if METRICS[metric].better == "higher" else -1
     ahead = sign * (score.value - np.array(score.chance))
+    among = _rank(ahead)
+    beside = ahead[[turn - 1 for turn in reflections(len(ahead))]]
+    if not (beside > ROUNDING).all():
+        among = min(among, 1 - 2 * SURE)
+    if not (beside < -ROUNDING).all():
+        among = max(among, 2 * SURE)
+    return among
+
+
+def _rank(ahead: NDArray[np.float64]) -> float:
+    """Return the share of misplaced maps that are worse, from how far the map is ahead of each."""
     count = len(ahead)
     if count >= RANKED:
         worse, better = int((ahead > ROUNDING).sum()), int((ahead < -ROUNDING).sum())

@@ -79,11 +79,12 @@ class PhotoRecord(Open):
 
 
 class Interval(Open):
-    """A mean over photos, with its 95 % interval by bootstrap."""
+    """A mean over photos, with its 95 % interval by Student's distribution; of fewer than three
+    photos there is none."""
 
     mean: float = Field(examples=[0.53])
-    low: float = Field(examples=[0.49])
-    high: float = Field(examples=[0.57])
+    low: float | None = Field(examples=[0.49])
+    high: float | None = Field(examples=[0.57])
     photos: int = Field(description="Number of photos with a value.", examples=[200])
 
 
@@ -214,7 +215,7 @@ class Audit(Open):
     )
     conventions: dict[str, str] = Field(
         description="Part of the audit → how it was measured.",
-        examples=[{"interval": "95 % of 2000 bootstrap samples of the photos"}],
+        examples=[{"interval": "95 %, by Student's distribution, from three photos on"}],
     )
     arms: list[ArmSummary] = Field(description="Each method at each layer.")
     baselines: dict[str, dict[str, Interval | None]] = Field(

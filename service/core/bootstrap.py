@@ -1,6 +1,7 @@
-"""What chance does to means over photos, by bootstrap.
+"""What chance does to means over photos.
 
-Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13: the percentile interval.
+Student, "The Probable Error of a Mean", 1908: the interval of a mean. Efron and Tibshirani, "An
+Introduction to the Bootstrap", 1993: samples with replacement.
 Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927: the interval
 of a proportion. Hsu, "Multiple Comparisons", 1996: which of many means may be the greatest.
 """
@@ -18,44 +19,46 @@ from service.core.audit_schemas import Interval
 
 SAMPLES: Final = 2000
 LEVEL: Final = 0.95
-FEW: Final = 20
-"""Number of photos below which a verdict takes Student's interval: see `student_interval`."""
+FEWEST: Final = 3
+"""Least number of values of an interval. The deviation of two says next to nothing."""
 Z: Final = 1.959964
 """Quantile of the normal distribution beside which `LEVEL` lies within ± it."""
 
 
 def interval(
-    values: Sequence[float | None], seed: int = 0, *, proportion: bool = False
+    values: Sequence[float | None], *, proportion: bool = False, comparisons: int = 1
 ) -> Interval | None:
-    """Return the mean of the values that there are, with its interval; None if there are none.
+    """Return the mean of the values that there are, with its interval by Student's distribution;
+    None if there are none. Fewer than `FEWEST` values have no interval.
+
+    The samples of a bootstrap lie between the smallest and the largest value: of two values they
+    hold the true mean in half of the cases, of three in three quarters.
 
     Args:
-        proportion: whether the values are shares, 0 … 1. If all are 0 or all are 1, each sample has
-            the same mean, as if it were certain; Wilson's interval is taken instead.
+        proportion: whether the values are shares, 0 … 1, beyond which no mean lies. If all are 0 or
+            all are 1, their deviation is 0, as if the mean were certain; Wilson's interval is
+            taken instead.
+        comparisons: number of intervals of which all shall hold their means with the probability
+            `LEVEL` (Bonferroni).
     """
+    from scipy.special import stdtrit  # takes a while, and few requests need it
+
     known = np.array([value for value in values if value is not None], np.float64)
     if not known.size:
         return None
-    low, high = _bounds(_means(known[None], seed)[0])
-    if proportion and (known == known[0]).all() and known[0] in (0, 1):
-        margin = Z**2 / (known.size + Z**2)
-        low, high = (0, margin) if known[0] == 0 else (1 - margin, 1)
-    return Interval(mean=float(known.mean()), low=low, high=high, photos=known.size)
-
-
-def student_interval(values: Sequence[float]) -> Interval | None:
-    """Return the mean of the values with its interval by Student's distribution; None if there are
-    fewer than two. Of few values, all samples of a bootstrap lie between the smallest and the
-    largest one, which excludes 0 by chance far too often."""
-    from scipy.special import stdtrit  # takes a while, and few requests need it
-
-    known = np.array(values, np.float64)
-    if known.size < 2:
-        return None
-    error = float(known.std(ddof=1)) / known.size**0.5
-    margin = float(stdtrit(known.size - 1, (1 + LEVEL) / 2)) * error
     mean = float(known.mean())
-    return Interval(mean=mean, low=mean - margin, high=mean + margin, photos=known.size)
+    if known.size < FEWEST:
+        return Interval(mean=mean, low=None, high=None, photos=known.size)
+    error = float(known.std(ddof=1)) / known.size**0.5
+    tail = (1 - LEVEL) / 2 / comparisons
+    margin = float(stdtrit(known.size - 1, 1 - tail)) * error
+    low, high = mean - margin, mean + margin
+    if proportion:
+        low, high = max(low, 0.0), min(high, 1.0)
+        if (known == known[0]).all() and known[0] in (0, 1):
+            margin = Z**2 / (known.size + Z**2)
+            low, high = (0, margin) if known[0] == 0 else (1 - margin, 1)
+    return Interval(mean=mean, low=low, high=high, photos=known.size)
 
 
 def least_difference(values: NDArray[np.float64], seed: int = 0) -> float:
@@ -95,10 +98,3 @@ def _counts(photos: int, seed: int) -> NDArray[np.float64]:
     counts = np.zeros((SAMPLES, photos))
     np.add.at(counts, (np.arange(SAMPLES)[:, None], drawn), 1)
     return counts
-
-
-def _bounds(means: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the ends of the interval that holds `LEVEL` of the samples' means."""
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return float(low), float(high)

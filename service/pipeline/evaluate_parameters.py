@@ -114,10 +114,10 @@ class EvaluateParameters(Parameters):
         list(BASELINES),
         max_length=len(BASELINES),
         description=(
-            "Maps that know nothing of the model and are scored for comparison: a `random` one, a "
-            "centred Gaussian (`gaussian`), an edge detector (`edges`), and a `uniform` one, whose "
-            "pixels come in random order. Each costs as many passes as the map; an empty list has "
-            "none."
+            "Maps that are scored for comparison: `random`, the map itself turned about the "
+            "centre, which is chance; a centred Gaussian (`gaussian`), an edge detector (`edges`), "
+            "and a `uniform` one, whose pixels come in random order. Each costs as many passes as "
+            "the map; an empty list has none."
         ),
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the random numbers of all metrics.")

@@ -16,7 +16,7 @@ from cam.evaluation.metrics import METRICS, Metric, MetricOptions, Score, Scores
 from cam.evaluation.verdict import COMPARED, in_words, percentile, verdict
 from cam.targets import pixels_in
 from service.core import schemas
-from service.core.bootstrap import FEW, interval, student_interval
+from service.core.bootstrap import interval
 from service.core.choices import Fit
 from service.core.errors import InvalidMap, InvalidRegion, Problem, UnsuitedMetric
 from service.models.audited import Audited
@@ -324,8 +324,8 @@ def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
         gaps = [
             sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
         ]
-        gap = student_interval(gaps) if len(gaps) < FEW else interval(gaps)
-        if gap is not None:
+        gap = interval(gaps)
+        if gap is not None and gap.low is not None and gap.high is not None:
             told[name] = 1 if gap.low > 0 else -1 if gap.high < 0 else 0
     return in_words(told)
 

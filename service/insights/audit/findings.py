@@ -287,8 +287,13 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
             for baseline in COMPARED
             if baseline in audit.baselines
         }
-        worse = [baseline for baseline, gap in gaps.items() if gap and gap.high < 0]
-        same = [baseline for baseline, gap in gaps.items() if gap and gap.low <= 0 <= gap.high]
+        ends = {
+            baseline: (gap.low, gap.high)
+            for baseline, gap in gaps.items()
+            if gap and gap.low is not None and gap.high is not None
+        }
+        worse = [baseline for baseline, (_, high) in ends.items() if high < 0]
+        same = [baseline for baseline, (low, high) in ends.items() if low <= 0 <= high]
         if worse:
             said = f"By {metric}, the recommended {name} is worse than {listed(worse)}."
             findings.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from service.core.audit_schemas import (
     PhotoRecord,
     Recommendation,
 )
-from service.core.bootstrap import interval, least_difference
+from service.core.bootstrap import FEWEST, interval, least_difference
 from service.insights.audit.plan import LEAST_PHOTOS, SIDES, name_of, passes_of
 
 LOCALISATION: Final = 0.9
@@ -123,6 +124,42 @@ def localises(records: Sequence[PhotoRecord]) -> bool:
     return sum(map(in_grid, records)) >= LEAST_PHOTOS
 
 
+def localise_worse(
+    records: Sequence[PhotoRecord], names: Sequence[str]
+) -> dict[str, tuple[float, float, int]]:
+    """Return the methods that localise worse than the best one beyond chance, by Student's interval
+    of the differences photo by photo: each with its mean share of the heat in its own cell, that of
+    the best one, and the number of photos. Too few grids give no points, but a method that is worse
+    on all of them is not recommended before one that is better.
+
+    The interval is Bonferroni's of as many comparisons as there are other methods.
+    """
+    shares = {
+        name: {
+            record.index: fmean(known)
+            for record in records
+            if name in record.arms
+            and (
+                known := [value for value in record.arms[name].grids.values() if value is not None]
+            )
+        }
+        for name in names
+    }
+    shares = {name: mine for name, mine in shares.items() if len(mine) >= FEWEST}
+    if len(shares) < 2:
+        return {}
+    best = max(shares, key=lambda name: fmean(shares[name].values()))
+    worse = {}
+    for name, mine in shares.items():
+        both = sorted(mine.keys() & shares[best].keys())
+        gaps = [shares[best][index] - mine[index] for index in both]
+        found = interval(gaps, comparisons=len(shares) - 1)
+        if found and found.low is not None and found.low > 0:
+            own, most = (fmean(each[index] for index in both) for each in (mine, shares[best]))
+            worse[name] = own, most, len(both)
+    return worse
+
+
 def why_none(
     measured: int,
     arms: Sequence[ArmSummary],
@@ -183,7 +220,11 @@ def _alike(points: Mapping[str, Points]) -> list[str]:
 
 
 def recommended(
-    arms: Sequence[ArmSummary], points: Mapping[str, Points], *, by_grids: bool
+    arms: Sequence[ArmSummary],
+    points: Mapping[str, Points],
+    *,
+    by_grids: bool,
+    worse_placed: Mapping[str, tuple[float, float, int]],
 ) -> Recommendation:
     """Return the method to use: of those whose points do not differ from the best ones beyond
     chance, and that take no more than `AS_CHEAP` times as many passes as the cheapest of them, the
@@ -196,7 +237,10 @@ def recommended(
         arms: the methods that are compared.
         points: the points of each method for each photo.
         by_grids: whether localisation decides.
+        worse_placed: as `localise_worse` returns it; one of these is not recommended.
     """
+    arms = [arm for arm in arms if name_of(arm) not in worse_placed]
+    points = {name: mine for name, mine in points.items() if name not in worse_placed}
     names = _alike(points)
     alike = [arm for arm in arms if name_of(arm) in names]
 
@@ -224,6 +268,11 @@ def recommended(
             "; too few photos were in grids, so faithfulness alone decides, which does not tell "
             "whether a map finds its class"
         )
+    for name, (mine, best_share, photos) in worse_placed.items():
+        reason += (
+            f"; {name} has {mine:.2f} of its heat on its class in {photos} grids, where another "
+            f"method has {best_share:.2f}"
+        )
     return Recommendation(
         method=chosen.method,
         layer=chosen.layer,
@@ -243,10 +292,10 @@ def _lead(arm: ArmSummary, worse: list[str], others: int) -> str:
     assert arm.points is not None
     if others < FEW and worse:
         return f"it is better than {listed(worse)} on the mean of {arm.points.photos} photos"
-    return (
-        f"it beats {arm.points.mean:.0%} of the {others} other methods on a photo "
-        f"({arm.points.low:.0%} to {arm.points.high:.0%})"
-    )
+    within = ""
+    if arm.points.low is not None and arm.points.high is not None:
+        within = f" ({arm.points.low:.0%} to {arm.points.high:.0%})"
+    return f"it beats {arm.points.mean:.0%} of the {others} other methods on a photo{within}"
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:

@@ -15,8 +15,10 @@ from service.core.audit_schemas import (
     ArmRecord,
     ArmSummary,
     Audit,
+    Interval,
     PhotoFailure,
     PhotoRecord,
+    SimilarityRecord,
 )
 from service.core.bootstrap import interval
 from service.insights.audit.findings import findings_of
@@ -26,12 +28,15 @@ from service.insights.audit.recommendation import (
     AS_CHEAP,
     FAITHFULNESS,
     LOCALISATION,
+    localise_worse,
     localises,
     points_of,
     recommended,
     why_none,
 )
 
+UNCHANGED: Final = 1e-4
+"""Largest difference of the rank correlation of a map with itself from 1."""
 SHOWS_THE_PHOTO: Final = 0.5
 """Rank correlation with the maps of randomised models, the mean over the stages, above which a map
 shows the photo and not the model."""
@@ -74,7 +79,11 @@ def summarise(
     arms = [arm.model_copy(update={"points": points.get(name_of(arm))}) for arm in arms]
     reason = why_none(len(ordered), arms, showing, able, photos)
     compared = [arm for arm in arms if arm.points]
-    chosen = None if reason else recommended(compared, photos, by_grids=localises(ordered))
+    by_grids = localises(ordered)
+    worse = {} if by_grids else localise_worse(ordered, list(points))
+    chosen = None
+    if not reason:
+        chosen = recommended(compared, photos, by_grids=by_grids, worse_placed=worse)
     baselines = sorted({name for record in ordered for name in record.baselines})
     summary = Audit(
         model=model,
@@ -133,9 +142,8 @@ def summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str])
         }
         for stage in range(max(map(len, checked), default=0))
     ]
-    mean = interval(
-        [fmean(similarity.absolute or 0.0 for similarity in photo) for photo in checked]
-    )
+    mean = _over_stages(checked)
+    depending = _over_stages([photo[_first_changed(checked) :] for photo in checked])
     other = {
         image: interval([record.other_class.get(image) for record in with_map])
         for image in ("photo", "grid")
@@ -147,7 +155,7 @@ def summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str])
         method=arm.method,
         layer=arm.layer,
         photos=len(with_map),
-        shows_the_model=None if mean is None else mean.low <= SHOWS_THE_PHOTO,
+        shows_the_model=None if depending is None else _changes(depending),
         sanity=stages,
         sanity_mean=mean,
         class_blind=min(alike) > BLIND if alike else not _specific(arm.method),
@@ -165,6 +173,30 @@ def summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str])
         points=None,
         mean_map=_mean_map(with_map),
     )
+
+
+def _over_stages(checked: Sequence[Sequence[SimilarityRecord]]) -> Interval | None:
+    """Return the mean over the photos of the mean rank correlation without sign over stages."""
+    return interval([fmean(stage.absolute or 0.0 for stage in photo) for photo in checked])
+
+
+def _first_changed(checked: Sequence[Sequence[SimilarityRecord]]) -> int:
+    """Return the number of the first stage at which the map changes, or else of the last one. A map
+    that stays the same up to rounding is not made of the weights that are random so far, such as
+    that of a method without a gradient at a layer below them, and stages at which it could not
+    change say nothing of the model."""
+    last = min(map(len, checked), default=1) - 1
+    for stage in range(last):
+        if fmean(photo[stage].absolute or 0.0 for photo in checked) < 1 - UNCHANGED:
+            return stage
+    return last
+
+
+def _changes(similarity: Interval) -> bool:
+    """Return whether a map is not surely above `SHOWS_THE_PHOTO`, by its interval; of fewer photos
+    than have one, by its mean."""
+    least = similarity.mean if similarity.low is None else similarity.low
+    return least <= SHOWS_THE_PHOTO
 
 
 def _specific(method: str) -> bool:
@@ -226,8 +258,8 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "and correlation of histograms of oriented gradients at 64 × 64 pixels, and 0 for a "
             f"map that is gone; on {sanity} of the {len(records)} photos, evenly spaced, at most "
             f"{SANITY_PHOTOS}; a map whose rank correlation without sign is above "
-            f"{SHOWS_THE_PHOTO:g}, as the mean over the stages and with the lower end of its "
-            "interval, shows the photo, not the model"
+            f"{SHOWS_THE_PHOTO:g}, as the mean over the stages from the first one that changes it "
+            "on, and with the lower end of its interval, shows the photo, not the model"
         ),
         "localisation": (
             "Böhle et al., CVPR 2021, and Rao et al., CVPR 2022 (grid pointing game): share of the "
@@ -257,8 +289,8 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "points, because the most stable map is one that does not depend on the model"
         ),
         "interval": (
-            "95 % of 2000 bootstrap samples of the photos (percentile interval); of shares that "
-            "are 0 or 1 for all photos, Wilson's interval"
+            "95 %, by Student's distribution, from three photos on; of shares that are 0 or 1 for "
+            "all photos, Wilson's interval"
         ),
         "recommendation": (
             "a method differs from the best one beyond chance if its points are fewer by more than "

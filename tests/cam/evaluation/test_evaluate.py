@@ -23,10 +23,11 @@ from cam import (
     evaluate,
     explain,
 )
+from cam.drawing.heatmap import resize
 from cam.errors import ClassOutOfRange, InvalidOption, MethodUnsuited, NonFinite, TargetMismatch
-from cam.evaluation.baselines import baseline
+from cam.evaluation.baselines import baseline, misplaced
 from cam.evaluation.candidate import Candidate, candidates_of
-from cam.evaluation.metrics import BASELINES, MetricOptions, Scores
+from cam.evaluation.metrics import BASELINES, FEW_RANDOM_MAPS, MetricOptions, Scores
 from cam.outputs.reading import Reading
 from tests.cam.evaluation.nets import (
     SIGMOID,
@@ -386,11 +387,12 @@ def test_a_baseline_takes_the_passes_of_a_map(
 
 @pytest.mark.parametrize("maps", [1, 2, 3])
 def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
+    """Each has misplaced maps of its own."""
     model = weighed(2, *SIZE)
     _, made = promised(model, ("deletion",), MetricOptions(), maps=maps)
-    assert made == 1 + (maps + 3 + 4) * 29 + 1
+    assert made == 1 + (maps + 3 + FEW_RANDOM_MAPS * maps) * 29 + 1
     _, made = promised(model, ("deletion", "road"), MetricOptions(), maps=maps)
-    assert made == 1 + (maps + 3 + 4) * (29 + 36) + 1
+    assert made == 1 + (maps + 3 + FEW_RANDOM_MAPS * maps) * (29 + 36) + 1
     _, made = promised(model, ("infidelity",), MetricOptions(), maps=maps)
     assert made == 1 + 32
 
@@ -398,16 +400,16 @@ def test_the_maps_of_one_target_share_the_baselines(maps: int) -> None:
 def test_each_target_has_baselines_of_its_own() -> None:
     model = weighed(2, *SIZE)
     _, made = promised(model, ("deletion",), MetricOptions(), turns=2)
-    assert made == 1 + 2 * ((1 + 3 + 4) * 29 + 1)
+    assert made == 1 + 2 * ((1 + 3 + FEW_RANDOM_MAPS) * 29 + 1)
     _, made = promised(model, ("infidelity",), MetricOptions(), turns=2, maps=2)
     assert made == 1 + 2 * 32
 
 
-def test_maps_of_other_sizes_share_all_but_the_random_map() -> None:
+def test_maps_of_other_sizes_share_all_but_the_misplaced_maps() -> None:
     model, image = weighed(2, *SIZE), picture(2, *SIZE)
     candidates = [Candidate(HEAT), Candidate(HEAT[:2, :3]), Candidate(HEAT[:3, :2])]
     _, found = in_steps(model, image, asked(1), candidates, ["deletion"], MetricOptions())
-    assert model.passes == 1 + (3 + 3 + 3 * 4) * 29 + 1
+    assert model.passes == 1 + (3 + 3 + 3 * FEW_RANDOM_MAPS) * 29 + 1
     assert isinstance(found, list)
     compared = [each["deletion"].baselines for each in found]
     for name in ("gaussian", "edges", "uniform"):
@@ -429,23 +431,24 @@ def test_maps_that_share_their_baselines_score_as_they_do_alone() -> None:
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_scores_as_its_map_does(name: Any) -> None:
     model, image = model_and_image()
-    rng = np.random.default_rng([0, 0, 0])
-    heat = baseline(name, image.numpy(), SIZE, rng)
+    values = resize(HEAT, *SIZE)
+    heat = misplaced(values, 1, 1) if name == "random" else baseline(name, image.numpy())
     options = MetricOptions(region=REGION, random_maps=1)
     found = evaluate(model, image, HEAT, target=1, metrics=FREE, options=options, reading=SIGMOID)
     expected = evaluate(
         model, image, heat, target=1, metrics=FREE, options=options, reading=SIGMOID
     )
     for metric in FREE:
-        assert found[metric].baselines[name] == expected[metric].value, metric
+        if name in METRICS[metric].baselines:
+            assert found[metric].baselines[name] == expected[metric].value, metric
 
 
-def test_chance_is_the_scores_of_random_maps() -> None:
+def test_chance_is_the_scores_of_misplaced_maps() -> None:
     """Each scores as that map does alone, and the baseline is their mean."""
     model, image = model_and_image()
 
     def scores(heat: NDArray[np.float32]) -> Scores:
-        metrics, options = ["complexity", "confidence_drop"], MetricOptions(random_maps=3)
+        metrics, options = ["infidelity", "confidence_drop"], MetricOptions(random_maps=3)
         return evaluate(
             model, image, heat, target=1, metrics=metrics, options=options, reading=SIGMOID
         )
@@ -453,10 +456,7 @@ def test_chance_is_the_scores_of_random_maps() -> None:
     found = scores(HEAT)
     for metric, score in found.items():
         expected = [
-            scores(baseline("random", image.numpy(), SIZE, np.random.default_rng([0, 0, draw])))[
-                metric
-            ].value
-            for draw in range(3)
+            scores(misplaced(resize(HEAT, *SIZE), turn, 3))[metric].value for turn in (1, 2, 3)
         ]
         assert score.chance == tuple(expected)
         assert len({*score.chance}) == 3
@@ -481,7 +481,7 @@ def test_only_the_baselines_that_say_something_are_compared() -> None:
         reading=SIGMOID,
     )
     assert set(some["deletion"].baselines) == {"uniform", "random"}
-    assert set(some["stability"].baselines) == {"random"}
+    assert set(some["stability"].baselines) == set()
 
 
 def test_the_same_seed_gives_the_same_scores() -> None:
@@ -515,7 +515,7 @@ def test_the_same_seed_gives_the_same_scores() -> None:
         "sensitivity",
         "infidelity",
     }
-    assert other["complexity"].baselines["random"] != first["complexity"].baselines["random"]
+    assert other["confidence_drop"].baselines == first["confidence_drop"].baselines
     assert other["complexity"].baselines["edges"] == first["complexity"].baselines["edges"]
 
 
@@ -752,14 +752,15 @@ def test_the_progress_ends_at_its_total(metrics: list[str], method: str) -> None
         assert len(set(done)) > 4  # it tells of the passes of each map
 
 
-def test_a_random_baseline_does_not_depend_on_the_other_metrics() -> None:
+def test_chance_does_not_depend_on_the_other_metrics() -> None:
     model, image, explanation = judged()
     options = MetricOptions(baselines=("random",))
     alone_, after = (
-        evaluate(model, image, explanation, metrics=metrics, options=options)["stability"]
-        for metrics in (["stability"], ["sensitivity", "coherency", "stability"])
+        evaluate(model, image, explanation, metrics=metrics, options=options)["coherency"]
+        for metrics in (["coherency"], ["sensitivity", "adcc", "coherency"])
     )
-    assert alone_.baselines == after.baselines
+    assert alone_.chance == after.chance
+    assert len(alone_.chance) == FEW_RANDOM_MAPS
 
 
 def test_the_noise_of_road_does_not_depend_on_the_size_of_batches() -> None:

@@ -138,11 +138,11 @@ def test_the_passes_that_a_metric_promises(
 @pytest.mark.parametrize(
     ("name", "options", "count"),
     [
-        ("insertion", MetricOptions(), 4),
+        ("insertion", MetricOptions(), 7),
         ("deletion", MetricOptions(steps=1), 59),  # its two ends alone, which all maps share
-        ("road_morf", MetricOptions(), 4),
-        ("stability", MetricOptions(), 4),
-        ("adcc", MetricOptions(), 4),
+        ("road_morf", MetricOptions(), 7),
+        ("stability", MetricOptions(), 7),
+        ("adcc", MetricOptions(), 7),
         ("confidence_drop", MetricOptions(), 59),
         ("infidelity", MetricOptions(), 59),  # all maps share the squares
         ("complexity", MetricOptions(), 59),

@@ -116,3 +116,26 @@ def test_the_order_of_the_baselines_does_not_depend_on_the_scores() -> None:
     said = "better than chance, a centred Gaussian and an edge detector"
     assert verdict("insertion", Score(0.9, forward, chance=CHANCE)) == said
     assert verdict("insertion", Score(0.9, backward, chance=CHANCE)) == said
+
+
+@pytest.mark.parametrize(("count", "beside"), [(59, (15, 30, 45)), (7, (2, 4, 6))])
+def test_a_map_beside_its_mirror_images(count: int, beside: tuple[int, ...]) -> None:
+    """Better than all misplaced maps but a mirror image, it is no better than chance; but another
+    misplaced map may be as good."""
+    chance = np.linspace(0.1, 0.2, count)
+    assert percentile("energy", Score(0.5, chance=tuple(chance))) == pytest.approx(1, abs=0.02)
+    for turn in range(1, count + 1):
+        other = chance.copy()
+        other[turn - 1] = 0.6 if count == 59 else 0.5
+        found = percentile("energy", Score(0.5, chance=tuple(other)))
+        assert found is not None
+        if turn in beside:
+            assert found <= 0.9
+        elif count == 59:
+            assert found == pytest.approx(58 / 60)
+    assert percentile("energy", Score(0.0, chance=tuple(chance))) == pytest.approx(0, abs=0.02)
+    low = chance.copy()
+    low[beside[0] - 1] = -0.1
+    found = percentile("energy", Score(0.0, chance=tuple(low)))
+    assert found is not None
+    assert found >= 0.1

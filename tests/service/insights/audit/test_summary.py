@@ -40,7 +40,11 @@ def test_an_interval_is_of_the_values_that_there_are() -> None:
     found = interval([1.0, None, 3.0, 2.0])
     assert found is not None
     assert (found.mean, found.photos) == (2.0, 3)
-    assert 1 <= found.low < 2 < found.high <= 3
+    # t of 2 degrees of freedom is 4.303, and the error 1 / √3.
+    assert (found.low, found.high) == pytest.approx((2 - 2.484, 2 + 2.484), abs=1e-3)
+    few = interval([1.0, 3.0])
+    assert few is not None
+    assert (few.mean, few.low, few.high, few.photos) == (2.0, None, None, 2)
     assert interval([None, None]) is None
     assert interval([]) is None
     same = interval([0.25] * 5)
@@ -56,7 +60,27 @@ def test_a_share_of_all_photos_is_not_certain(value: float, low: float, high: fl
     assert (found.low, found.mean, found.high) == pytest.approx((low, value, high), abs=1e-4)
     some = interval([value] * 19 + [0.5], proportion=True)
     assert some is not None
-    assert some.low < some.high
+    assert some.low is not None
+    assert some.high is not None
+    assert some.low < some.high <= 1
+
+
+@pytest.mark.parametrize("count", [3, 5, 10, 40])
+@pytest.mark.parametrize("shape", [(2, 5), (5, 2), (4, 4)])
+def test_an_interval_holds_the_mean_of_small_samples(
+    count: int, shape: tuple[float, float]
+) -> None:
+    """The bootstrap's held it in 0.73 of the cases for three values: the scores of maps are shares,
+    here of beta distributions."""
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(2000):
+        found = interval(rng.beta(*shape, count).tolist())
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        inside += found.low <= shape[0] / sum(shape) <= found.high
+    assert inside / 2000 >= 0.93
 
 
 def audits_of(
@@ -108,6 +132,8 @@ def test_an_interval_is_as_wide_as_the_normal_one() -> None:
     values = np.random.default_rng(0).normal(size=400)
     found = interval(values.tolist())
     assert found is not None
+    assert found.low is not None
+    assert found.high is not None
     half = 1.96 * values.std() / 20
     assert found.high - found.mean == pytest.approx(half, rel=0.1)
     assert found.mean - found.low == pytest.approx(half, rel=0.1)
@@ -212,6 +238,49 @@ def test_a_map_that_stays_shows_the_photo() -> None:
     assert points(found) == {"photo": None, "model": 1, "other": 0.5, "unknown": 0}
     assert found.recommendation is not None
     assert found.recommendation.method == "model"
+
+
+def test_stages_that_a_map_cannot_see_do_not_count() -> None:
+    """A map without a gradient does not depend on weights behind its layer: it stays the same, and
+    is another one when the layer's own are random."""
+    arms = {
+        "late@l": arm({"deletion": 0.1}, sanity=[1.0, 1.0, 1.0, 0.4]),
+        "photo@l": arm({"deletion": 0.2}, sanity=[1.0, 1.0, 1.0, 0.9]),
+        "edges@l": arm({"deletion": 0.3}, sanity=[1.0, 1.0, 1.0, 1.0]),
+    }
+    found = summary(alike(arms))
+    shows = [of(found, name).shows_the_model for name in ("late", "photo", "edges")]
+    assert shows == [True, False, False]
+
+
+def test_few_grids_rule_out_a_method_that_localises_worse() -> None:
+    """Faithfulness alone has recommended a method with 0.40 of the heat in its cell before one with
+    0.69."""
+
+    def photo(number: int, *, in_grid: bool) -> PhotoRecord:
+        shares = {"near": 0.69, "next": 0.66, "far": 0.40} if in_grid else {}
+        deletions = {"near": 0.2, "next": 0.3, "far": 0.1}
+        wobble = 0.02 * (number % 3)
+        return record(
+            number,
+            {
+                f"{name}@l": arm(
+                    {"deletion": value},
+                    grids={"2": shares[name] + (wobble if name == "next" else 0)}
+                    if in_grid
+                    else {},
+                )
+                for name, value in deletions.items()
+            },
+        )
+
+    found = summary([photo(number, in_grid=number < 8) for number in range(40)])
+    assert found.recommendation is not None
+    assert found.recommendation.method == "near"
+    assert "far@l has 0.40 of its heat on its class in 8 grids" in found.recommendation.reason
+    none = summary([photo(number, in_grid=False) for number in range(40)])
+    assert none.recommendation is not None
+    assert none.recommendation.method == "far"
 
 
 def test_without_a_map_of_the_model_itself_nothing_was_checked() -> None:
