@@ -73,6 +73,7 @@ class RemoteBackend:
         """Names of the models, also while the other process is away."""
         self._told = asyncio.Event()
         self._ended = asyncio.Event()
+        self._protocol = self._speak()
         self._transport: asyncio.Transport | None = None
         self._watched: int | None = None
         """File descriptor that becomes readable when the other process ends."""
@@ -96,6 +97,7 @@ class RemoteBackend:
             task.cancel()
         await asyncio.wait(tasks)
         if self._transport:
+            self._protocol.flush()
             self._transport.close()
             await self._ended.wait()
 
@@ -207,19 +209,20 @@ class RemoteBackend:
 
     def _send(self, message: object) -> None:
         if self._transport and not self._transport.is_closing():
-            self._transport.write(CODEC.write(message))
+            self._protocol.send(CODEC.write(message))
 
     async def _stay_connected(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             self._ended.clear()
             with suppress(OSError):
-                await loop.create_unix_connection(
-                    lambda: FrameProtocol(self._receive, opened=self._open, lost=self._lose),
-                    self._path,
-                )
+                await loop.create_unix_connection(self._speak, self._path)
                 await self._ended.wait()
             await asyncio.sleep(AGAIN_SECONDS)
+
+    def _speak(self) -> FrameProtocol:
+        self._protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
+        return self._protocol
 
     def _open(self, transport: asyncio.Transport) -> None:
         self._transport = transport

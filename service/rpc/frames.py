@@ -2,7 +2,8 @@
 
 A message is pickled, because pickle keeps NumPy arrays and the classes of `cam` as they are. Only
 the classes of `service.rpc.messages` and those that messages consist of can be read, so bytes from
-another process cannot name a function to call.
+another process cannot name a function to call. The bytes of large arrays stand behind the pickle
+(PEP 574): they are neither copied to write a frame nor to read it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from io import BytesIO
 from typing import Any, Final, cast
 
 LENGTH: Final = struct.Struct("!Q")
+PARTS: Final = struct.Struct("!I")
+"""Number of the parts of a payload: the pickle and arrays. The length of each part follows."""
+ALIGNED: Final = 64
+"""Each part begins at a multiple of so many bytes of the payload."""
+APART_BYTES: Final = 1 << 14
+"""An array of at least so many bytes is a part of its own."""
 MOST_BYTES: Final = 1 << 32
 """A larger frame ends the connection: no message is so large."""
 
@@ -50,26 +57,62 @@ class Codec:
         }
         self._unpickler = Unpickler
 
-    def write(self, message: object) -> bytes:
-        """Return the frame of a message."""
-        payload = BytesIO()
-        pickler = pickle.Pickler(payload, protocol=5)
+    def write(self, message: object) -> list[bytes | memoryview]:
+        """Return the pieces of a message's frame, for a transport's `writelines`. Those of arrays
+        are the arrays' own memory."""
+        arrays: list[memoryview] = []
+
+        def within(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < APART_BYTES:
+                return True
+            arrays.append(raw)
+            return False
+
+        written = BytesIO()
+        pickler = pickle.Pickler(written, protocol=5, buffer_callback=within)
         pickler.dispatch_table = self._reductions
         pickler.dump(message)
-        return LENGTH.pack(payload.tell()) + payload.getbuffer()
+        parts = [written.getbuffer(), *arrays]
+        head = PARTS.pack(len(parts)) + b"".join(LENGTH.pack(part.nbytes) for part in parts)
+        pieces: list[bytes | memoryview] = [head]
+        end = len(head)
+        for part in parts:
+            pieces += [bytes(-end % ALIGNED), part]
+            end += -end % ALIGNED + part.nbytes
+        return [LENGTH.pack(end), *pieces]
 
     def read(self, payload: bytes | bytearray | memoryview) -> Any:
-        """Return the message of a frame's payload.
+        """Return the message of a frame's payload. Its arrays are views of the payload.
 
         Raises:
             UnpicklingError: if the payload is no message.
         """
-        return self._unpickler(BytesIO(payload)).load()
+        pickled, *arrays = _parts(memoryview(payload))
+        return self._unpickler(BytesIO(pickled), buffers=arrays).load()
+
+
+def _parts(payload: memoryview) -> list[memoryview]:
+    try:
+        (count,) = PARTS.unpack_from(payload)
+        lengths = struct.unpack_from(f"!{count}Q", payload, PARTS.size)
+    except struct.error:
+        raise pickle.UnpicklingError("the payload ends before its parts") from None
+    end = PARTS.size + count * LENGTH.size
+    parts = []
+    for length in lengths:
+        start = end + -end % ALIGNED
+        end = start + length
+        parts.append(payload[start:end])
+    if not parts or end != len(payload):
+        raise pickle.UnpicklingError("the payload is not as long as its parts")
+    return parts
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
     """Receives frames, and passes on the payload of each. The bytes are received directly into the
-    payload's buffer.
+    payload's buffer. What is sent in one turn of the event loop, such as the answers of a batch, is
+    written at once.
 
     Args:
         received: called with each payload.
@@ -87,6 +130,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._received = received
         self._opened = opened
         self._lost = lost
+        self._unsent: list[bytes | memoryview] = []
         self._begin(LENGTH.size, head=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,6 +139,18 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
+
+    def send(self, pieces: list[bytes | memoryview]) -> None:
+        """Send a frame, unless the connection has ended."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unsent += pieces
+
+    def flush(self) -> None:
+        """Write what was sent."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and not self._transport.is_closing():
+            self._transport.writelines(unsent)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer[self._filled :]

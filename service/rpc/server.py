@@ -141,10 +141,11 @@ class _Connection:
 
     def send(self, message: object) -> None:
         if not self._transport.is_closing():
-            self._transport.write(CODEC.write(message))
+            self.protocol.send(CODEC.write(message))
 
     def close(self) -> list[asyncio.Task[None]]:
         """Close the connection, and return the tasks of its calls, which are cancelled."""
+        self.protocol.flush()
         self._transport.close()
         for call in self._calls.values():
             call.cancel()

@@ -38,6 +38,7 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
         preprocessing=Preprocessing(8, 8, 8, (0, 0, 0), (1, 1, 1), Image.Resampling.BICUBIC),
         kind="classes",
         activation="softmax",
+        unnamed=None,
         activation_reason="the model has several outputs",
         labels=Labels.of(["cat", "dog"]),
         classes=2,
