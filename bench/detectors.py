@@ -23,7 +23,7 @@ from torchvision.transforms.v2.functional import gaussian_blur
 import cam
 from cam.drawing.heatmap import resize
 from cam.layers import level_layers
-from cam.outputs.output import outputs_of, size_of
+from cam.outputs.outputs import outputs_of, size_of
 from tests.cam.detectors import scenes, trained
 
 STEPS = 20

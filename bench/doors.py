@@ -87,6 +87,7 @@ class Simulated:
             unsuited={},
             max_batch=128,
             batching=None,
+            unnamed=None,
             stochastic=None,
             no_default=None,
             fingerprint="simulated",

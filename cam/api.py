@@ -21,7 +21,7 @@ from cam.drawing.notebook import InputPicture
 from cam.errors import CamError, UnknownLayer
 from cam.explanation import Explanation, Explanations, Fusion, Question, Smoothing
 from cam.hooks.calls import call_of
-from cam.hooks.inference import alone
+from cam.hooks.inference import TRAINING, alone, is_training
 from cam.inputs import (
     Images,
     Layers,
@@ -73,8 +73,9 @@ def explain(
     A pipeline of Hugging Face, `pipeline("image-classification", …)` or
     `pipeline("zero-shot-image-classification", …)`, stands for its model and its preprocessing of
     photos. If `torch.compile` returned the model, the original module is
-    explained. Maps are computed in float32 even if the call is made under autocast. Several threads
-    that explain one model take turns. The model is left as found, also after an error.
+    explained. A model in training mode is explained in evaluation mode, and a warning says so. Maps
+    are computed in float32 even if the call is made under autocast. Several threads that explain
+    one model take turns. The model is left as found, also after an error.
 
     Args:
         images: photos, which `preprocess` or timm's transform of the model prepares: PIL images or
@@ -115,8 +116,8 @@ def explain(
             model with one output, or with labels that do not exclude each other; "none" for outputs
             that are probabilities already. "auto" finds it from the model: see
             `cam.outputs.meaning.resolve_reading`.
-        used: whether each explanation records which channels its map lies on, to group photos by
-            what the model used in them: see `Explanation.used`.
+        used: whether each explanation records what each channel of the layer contributes to the
+            score, to group photos by what the model used in them: see `Explanation.used`.
 
     Returns:
         Explanations ordered by image, then by method, then by target, then by layer. A notebook
@@ -135,6 +136,7 @@ def explain(
     if activation == "auto" and isinstance(model, PromptClassifier):
         activation = model.activation
     reading = Reading(output, activation)
+    mode = (TRAINING,) if is_training(model) else ()
     shapes = reshape if isinstance(reshape, Mapping) else {"*": reshape} if reshape else {}
     # A declared reshape belongs to the model, so two threads that explain the model take turns.
     with (
@@ -183,6 +185,7 @@ def explain(
                             *([answer.flat] if answer.flat else []),
                             *answer.warnings,
                             *conduct.warnings,
+                            *mode,
                         ),
                     )
                     for answer in answers

@@ -75,7 +75,7 @@ class _Transformers:
         return int(min(most, self.tokenizer.model_max_length))
 
     def counted(self, text: str) -> tuple[int, bool]:
-        return _counted(self.tokenizer, self.tokenizer(text)["input_ids"])
+        return counted_by(self.tokenizer, self.tokenizer(text)["input_ids"])
 
     def tokens(self, model: Any, texts: list[str]) -> Tokens:
         tokens: Tokens = self.tokenizer(
@@ -115,15 +115,15 @@ class _OpenClip:
             return len(words) + 2, bool(words)  # between the tokens of start and end
         text = self.tokenizer.clean_fn(text)
         if self.tokenizer.tokenizer_mode == "clips":  # start, end and class token are added later
-            tokens, known = _counted(inner, inner(text, add_special_tokens=False)["input_ids"])
+            tokens, known = counted_by(inner, inner(text, add_special_tokens=False)["input_ids"])
             return tokens + 3, known
-        return _counted(inner, inner(text)["input_ids"])
+        return counted_by(inner, inner(text)["input_ids"])
 
     def tokens(self, model: Any, texts: list[str]) -> Tokens:
         return {"text": self.tokenizer(texts)}
 
 
-def _counted(tokenizer: Any, tokens: list[int]) -> tuple[int, bool]:
+def counted_by(tokenizer: Any, tokens: list[int]) -> tuple[int, bool]:
     """Return the number of tokens, and whether one is a word that a tokenizer of transformers
     knows."""
     unknown = tokenizer.unk_token_id

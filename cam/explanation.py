@@ -49,8 +49,9 @@ class Question:
     """`mean` or `max`: one map instead of one for each layer, see `cam.drawing.heatmap.fuse`. Each
     layer's map is first scaled to 0 … 1, or to −1 … 1 if signed."""
     used: bool = False
-    """Whether an explanation also records which channels its map lies on: `Explanation.used`. A
-    method of many passes, a map at the input and a map of several layers have no such record."""
+    """Whether an explanation also records what each channel contributes to the score:
+    `Explanation.used`. A method without a gradient at the layer, one of many passes, a map at the
+    input and a map of several layers have no such record."""
 
     @property
     def looks_at(self) -> tuple[str, ...]:
@@ -125,7 +126,8 @@ class Question:
                     continue
                 targets.append(target.resolve(output))
         except CamError as error:
-            return error
+            # Its traceback would keep the output of the whole batch as long as the error is kept.
+            return error.with_traceback(None)
         return targets
 
 
@@ -165,10 +167,11 @@ class Explanation:
     mirrors or transposes its input itself. The map has been put there, and is 0 where the model
     does not look. None if the positions cover the input evenly and upright."""
     used: NDArray[np.float32] | None = None
-    """What the model used, wherever it lies: each channel of the layer's output, averaged over the
-    positions with the map's positive part as weights, float32 (K,). Photos in which the model uses
-    the same thing at different places have similar numbers. Only if the question asks for it; None
-    if the map has no positive part."""
+    """What the model used, wherever it lies: the contribution of each channel of the layer's output
+    to the score, Σ_p A_k(p) ∂y/∂A_k(p) over the positions p, float32 (K,). Of a model whose head
+    averages the positions before a linear layer these are the terms of the logit but for the bias.
+    Photos in which the model uses the same thing at different places have similar numbers. Only if
+    the question asks for it; None if the method has no gradient at the layer, or it is all zero."""
     words: tuple[tuple[str, float], ...] = ()
     """The importance of each word of a text that is explained, if the target asks for it: the score
     minus that of the text without the word."""

@@ -21,6 +21,7 @@ from cam.errors import (
     InvalidOption,
     InvalidPrompt,
     InvalidTarget,
+    ModelError,
     NonFinite,
     NotAModule,
     ScriptedModel,
@@ -47,6 +48,8 @@ HOOKLESS: Final = (
 """Names of the methods that need no hooks in the model."""
 ZERO_SHOT_TEMPLATE: Final = "This is a photo of {}."
 """The template of Hugging Face's pipeline for zero-shot image classification."""
+IN_PLACE: Final = "has been modified by an inplace operation"
+"""What autograd says if a tensor that it needs was changed."""
 _COMPILED: Final = "_orig_mod."
 """Part that `torch.compile` adds to the names of compiled modules."""
 
@@ -55,11 +58,13 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
     """Return the module to explain. If `torch.compile` returned `model`, this is the original.
 
     Raises:
-        NotAModule: if `model` is not a torch.nn.Module.
+        NotAModule: if `model` is not a torch.nn.Module, or wraps one for predictions.
         ScriptedModel: if the method needs hooks and the model is TorchScript, which runs none.
     """
     if not isinstance(model, nn.Module):
         raise NotAModule(f"the model is a {type(model).__name__}, not a torch.nn.Module")
+    if reason := wrapping(model):
+        raise NotAModule(reason)
     original = getattr(model, "_orig_mod", model)
     if isinstance(original, torch.jit.ScriptModule) and method not in HOOKLESS:
         raise ScriptedModel(
@@ -68,6 +73,16 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
         )
     inner: nn.Module = original
     return inner
+
+
+def wrapping(model: nn.Module) -> str | None:
+    """Return why a module is none to explain, as a clause, if it is a model of Ultralytics, such as
+    `YOLO("yolo11n.pt")`, which opens files, predicts and trains; None if it is not."""
+    kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__}
+    if "ultralytics.engine.model.Model" not in kinds:
+        return None
+    name = type(model).__name__
+    return f"a {name} of Ultralytics wraps the network for predictions: take its .model"
 
 
 def unwrapped(
@@ -414,6 +429,7 @@ def diagnosed(model: nn.Module, images: Tensor) -> Iterator[None]:
     Raises:
         InvalidImages: instead of the model's RuntimeError, if the images and the model differ in
             device or dtype, or if the model is on the meta device.
+        ModelError: if the model changes a tensor in place that a gradient needs.
     """
     try:
         yield
@@ -427,6 +443,12 @@ def diagnosed(model: nn.Module, images: Tensor) -> Iterator[None]:
             reason = f"the images are on {images.device}, the model is on {_joined(devices)}"
         elif dtypes and images.dtype not in dtypes:
             reason = f"the images are {images.dtype}, the model is {_joined(dtypes)}"
+        elif IN_PLACE in str(error):
+            raise ModelError(
+                "the model changes a tensor in place that its gradient needs, as the Detect of "
+                "YOLOv5 and YOLOv7 does: switch that off (inplace = False of that module), or use "
+                "a method without a gradient, such as occlusion, or drise for boxes"
+            ) from error
         else:
             raise
         raise InvalidImages(reason) from error

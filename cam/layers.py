@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from cam.errors import NoTargetLayer
 from cam.hooks.calls import Modules, call_of, hooked
@@ -21,7 +22,7 @@ from cam.hooks.replay import Replay
 from cam.methods import Method, method_named
 from cam.outputs.detection import unfiltered
 from cam.outputs.logit_layers import logit_layers
-from cam.outputs.output import forward, outputs_of, size_of, total
+from cam.outputs.outputs import forward, total
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.levels import levels_of
 from cam.positions.locate import locate, no_tensor
@@ -114,7 +115,7 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
         module = modules[call_of(name)[0]]
         grid = location.grid if location else None
         problem = ran.problem(name, module, location)
-        if problem == INDEPENDENT and stopped and _changes(model, image, name, location, reading):
+        if problem == INDEPENDENT and stopped and _changes(model, image, name, location):
             problem = None
         layers.append(
             Layer(
@@ -132,27 +133,35 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
             )
         )
     if ran.detections is not None:
-        return _with_levels(model, image, layers)
+        return _with_levels(model, image, layers, reading)
     return layers
 
 
-def _changes(
-    model: nn.Module, image: Tensor, name: str, location: Location | None, reading: Reading
-) -> bool:
+def _changes(model: nn.Module, image: Tensor, name: str, location: Location | None) -> bool:
     """Return whether the output changes if the layer's positions are set to 0: where no gradient
-    reaches the layer, this shows that the output depends on it."""
+    reaches the layer, this shows that the output depends on it. A detector finds nothing in noise,
+    so what counts are all tensors of its output, before any are chosen by their scores."""
     if location is None or location.grid is None or call_of(name)[1]:
         return False
     grid = location.grid
     with torch.no_grad():
         replay = Replay(model, name, image)
         empty = grid.put(replay.activation, torch.zeros_like(grid.apply(replay.activation)))
-        (plain,), (changed,) = (
-            outputs_of(replay.output(output), size=size_of(image), reading=reading, batch=1)
-            for output in (replay.activation, empty)
-        )
-    one, other = plain.numbers[0], changed.numbers[0]
-    return one.shape != other.shape or not torch.equal(one, other)
+        with unfiltered(model):
+            plain, changed = (
+                _tensors(replay.output(output)) for output in (replay.activation, empty)
+            )
+    return len(plain) != len(changed) or any(
+        one.shape != other.shape or not torch.equal(one, other)
+        for one, other in zip(plain, changed, strict=True)
+    )
+
+
+def _tensors(raw: Any) -> list[Tensor]:
+    """Return all tensors of a model's output, however they are nested."""
+    leaves = _pytree.tree_leaves(raw)
+    fields = [value for leaf in leaves for value in getattr(leaf, "__dict__", {}).values()]
+    return [value for value in [*leaves, *fields] if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -243,7 +252,9 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
             runs=runs,
             gradients=_gradients(total(said), by_layer),
             frozen=frozen,
-            logits=logit_layers(said[0], _with_graph(by_layer)),
+            logits=logit_layers(
+                said.numbers, _with_graph(by_layer), detects=said.detections is not None
+            ),
             detections=None if said[0].detections is None else len(said[0].detections.scores),
         )
 
@@ -425,10 +436,12 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
     return tuple(layer.name for layer in chosen)
 
 
-def _with_levels(model: nn.Module, image: Tensor, layers: list[Layer]) -> list[Layer]:
+def _with_levels(
+    model: nn.Module, image: Tensor, layers: list[Layer], reading: Reading
+) -> list[Layer]:
     """Return a detector's layers with `level` and `common` set."""
     usable = [layer.name for layer in layers if layer.eligible]
-    levels = levels_of(model, image, usable)
+    levels = levels_of(model, image, usable, reading)
     if levels is None:
         return layers
     return [

@@ -159,10 +159,12 @@ class ClassTarget:
         """Return the probability of the class, 0 … 1, by the model's activation.
 
         For a segmenter this is the mean probability over the mask, for a detector the score of the
-        detection. A value has none. The target must be resolved.
+        detection. A value has none, and neither has a score outside 0 … 1. The target must be
+        resolved.
         """
         if output.detections is not None:
-            return float(self._best(output.detections))
+            score = float(self._best(output.detections))
+            return score if 0 <= score <= 1 else None
         probabilities = output.probabilities
         if probabilities is None:
             return None
@@ -176,9 +178,9 @@ class ClassTarget:
         if output.kind == "value":
             return 0
         if output.logits is not None:
-            return int(output.logits.argmax())
+            return output.best
         assert output.segments is not None
-        counts = output.segments.argmax(0).flatten().bincount(minlength=len(output.segments))
+        counts = np.bincount(output.wins.ravel(), minlength=len(output.segments))
         if self.background is not None and counts.sum() > counts[self.background]:
             counts[self.background] = 0
         return int(counts.argmax())
@@ -207,7 +209,7 @@ class ClassTarget:
             if not inside.any():
                 raise BoxOutside(f"the box has no pixel of the {width} × {height} that are seen")
             return inside
-        predicted: NDArray[np.bool_] = segments.argmax(0).eq(self.index or 0).cpu().numpy()
+        predicted: NDArray[np.bool_] = output.wins == (self.index or 0)
         if not predicted.any():
             raise MaskEmpty(
                 f"the model sees class {self.index} at no pixel of this image; name a box or a mask"

@@ -4,6 +4,7 @@ map of the photo. Nothing here needs torch."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -190,6 +191,20 @@ class ExplainedAnswer:
     scores: WordScores | None = None
     """Scores of the map of the word or phrase that the options name, if they ask for them; None if
     the answer does not have it."""
+
+    @property
+    def repeated(self) -> list[str]:
+        """The words that the answer says several times, each once, without those that are said from
+        language.
+
+        A token activation map (`tam`) or a logit is made of the output embedding of a token, which
+        is the same wherever the answer says it: the maps of "circle" in "a circle left of a circle"
+        are nearly one map. Methods that start from the place where a token is said tell the two
+        apart: attention, AttnLRP, occlusion.
+        """
+        said = [word.text.casefold() for word in self.words if not word.from_language]
+        counts = Counter(word for word in said if any(letter.isalnum() for letter in word))
+        return [word for word, count in counts.items() if count > 1]
 
     def phrase(self, text: str) -> AnswerWord | None:
         """Return the first words of the answer that are a text, as one; None if there are none.

@@ -50,7 +50,8 @@ class Asked:
     image: Tensor
     """Positions of the image tokens, int64 (N,)."""
     words: Tensor
-    """Positions of the text behind the first image token that are no special tokens, int64 (T,)."""
+    """Positions of the question's own tokens, without those of the chat template around it, int64
+    (T,)."""
     tiles: list[Tile]
     spaced: bool
     """Whether an answer needs no space before its first word."""
@@ -170,15 +171,41 @@ class VisionLanguageModel:
             raise InvalidPrompt(
                 f"photo and question have {len(ids)} tokens; the model reads at most {self.longest}"
             )
-        special = torch.isin(ids, torch.tensor(sorted(self._special_ids), device=ids.device))
-        behind = torch.arange(len(ids), device=ids.device) > image[0]
         if (tiles := self._tiles.get((height, width))) is None:
             self._tiles[height, width] = tiles = tiles_of(
                 lambda one: self._processed(one, text), self.model, height, width, len(image)
             )
-        words = (behind & ~special).nonzero()[:, 0]
+        words = self._question_in(ids, int(image[0]), text, question)
         spaced, encoded = text[-1:].isspace(), self._encoding_of(photo)
         return Asked(photo, text, inputs, image, words, tiles, spaced, encoded)
+
+    def _question_in(self, ids: Tensor, image: int, text: str, question: str) -> Tensor:
+        """Return the positions of a question's tokens: without those of the chat template, such as
+        the name of who speaks next. Where they cannot be told from it, all that are behind the
+        photo and no special tokens.
+
+        Args:
+            ids: the tokens of photo and question, int64 (n,).
+            image: position of the first image token.
+            text: the question as the chat template words it.
+        """
+        places = torch.arange(len(ids), device=ids.device)
+        special = torch.isin(ids, torch.tensor(sorted(self._special_ids), device=ids.device))
+        usual = (places > image) & ~special
+        start = text.rfind(question)
+        if start >= 0 and getattr(self.tokenizer, "is_fast", False):
+            said = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            spans = said["offset_mapping"]
+            own = [
+                token
+                for token, (first, last) in zip(said["input_ids"], spans, strict=True)
+                if last > start and first < start + len(question)
+            ]
+            listed = ids.tolist()
+            for first in range(len(listed) - len(own), image, -1):
+                if own and listed[first : first + len(own)] == own:
+                    return places[first : first + len(own)][usual[first : first + len(own)]]
+        return usual.nonzero()[:, 0]
 
     def checked(self, text: str, what: str) -> str:
         """Return a question or an answer without spaces at its ends.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Final, Literal
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 Float = NDArray[np.float32]
+KEPT_WEIGHTS: Final = 1 << 16
+"""Interpolation weights of at most so many numbers are kept."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,13 @@ def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[
     """Return the interpolation weights along one axis, and the first pixel that they are for.
 
     `cells` cells lie between `start` and `stop`. The weights (n, cells) are for the centres of the
-    n pixels, out of `pixels`, between these edges.
+    n pixels, out of `pixels`, between these edges; they are read-only.
     """
+    small = cells * pixels <= KEPT_WEIGHTS
+    return (_kept_weights if small else _weights)(cells, start, stop, pixels)
+
+
+def _weights(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
     first = min(max(int(np.ceil(start - 0.5)), 0), pixels - 1)
     last = max(min(int(np.ceil(stop - 0.5)), pixels), first + 1)
     centres = np.arange(first, last) + 0.5
@@ -237,4 +245,9 @@ def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[
     weights[pixel, lower] = 1 - fraction
     if cells > 1:
         weights[pixel, lower + 1] = fraction
+    weights.flags.writeable = False
     return weights, first
+
+
+# The maps of a model are all put at the same place, and weights cost more than the product.
+_kept_weights = lru_cache(64)(_weights)

@@ -19,6 +19,13 @@ from cam.hooks.quantised import is_quantised, straight_through
 
 GUARD: Final = "Guard failed"
 """How the assertions of a program of torch.export begin."""
+TRAINING: Final = (
+    "the model, or a part of it, was in training mode (dropout, batch norm): it was evaluated with "
+    "model.eval() for this map, and is in training mode again"
+)
+"""What is said of a model that `is_training`."""
+TRAINED: Final = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+"""Modules that compute something else in training mode."""
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _register = threading.Lock()
 
@@ -34,6 +41,11 @@ def alone(model: nn.Module) -> Iterator[None]:
         lock = _locks.setdefault(model, threading.RLock())
     with lock:
         yield
+
+
+def is_training(model: nn.Module) -> bool:
+    """Return whether a module of the model behaves otherwise in training mode and is in it."""
+    return any(isinstance(module, TRAINED) and module.training for module in model.modules())
 
 
 @contextmanager

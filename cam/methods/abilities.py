@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Final
+
 from torch import Tensor, nn
 
-from cam.errors import CamError, MethodUnsuited
+from cam.errors import CamError
 from cam.hooks.capture import Capture, gradient_stop
 from cam.hooks.grids import TOKENS_FIRST, Grid
 from cam.hooks.guidance import GuidedRectifiers
@@ -16,8 +19,12 @@ from cam.methods.biases import require_biases
 from cam.methods.head import pooled_head
 from cam.methods.perturbation import NO_VALUES
 from cam.methods.relevance import lrp_problem
-from cam.outputs.output import forward, total
+from cam.outputs.outputs import forward, total
 from cam.outputs.reading import AUTO, Reading
+
+ATTENTION: Final = ("rollout", "chefer", "agcam", "legrad", "gradeclip")
+RECTIFIED: Final = ("guidedbackprop", "guidedgradcam")
+"""Methods that guide gradients through rectifiers."""
 
 
 def unsuited(
@@ -31,22 +38,21 @@ def unsuited(
     sentence.
 
     The answer for `cam` holds for `layer`; without one, `cam` is not supported. The check makes a
-    few forward passes of `image`, (1, C, H, W), and restores the model afterwards.
+    few forward passes of `image`, (1, C, H, W), and restores the model afterwards. Whatever a
+    method's own check raises, be it of another library, makes that method unsuited, and no other.
     """
-    problems = attention_problems(model, image, reading)
-    with evaluating(model), GuidedRectifiers() as guided:
+    with evaluating(model):
         (output,) = forward(model, image, reading)
-    if not guided.count:
-        reason = "it needs rectifiers (ReLU): this model has none"
-        problems |= dict.fromkeys(("guidedbackprop", "guidedgradcam"), reason)
-    try:
-        require_biases(model)
-    except MethodUnsuited as error:
-        problems["fullgrad"] = str(error)
-    if not (stop := gradient_stop(model)) and (problem := lrp_problem(model, image, reading)):
-        problems["lrp"] = problem
-    if not stop and (problem := attnlrp_problem(model, image, reading)):
-        problems["attnlrp"] = problem
+    stop = gradient_stop(model)
+    problems = _checked(ATTENTION, lambda: attention_problems(model, image, reading)) | _checked(
+        RECTIFIED, lambda: _unrectified(model, image, reading)
+    )
+    problems |= _checked(("fullgrad",), lambda: _without_biases(model))
+    if not stop:
+        problems |= _checked(("lrp",), lambda: _one("lrp", lrp_problem(model, image, reading)))
+        problems |= _checked(
+            ("attnlrp",), lambda: _one("attnlrp", attnlrp_problem(model, image, reading))
+        )
     if output.detections is None:
         problems |= dict.fromkeys(("odam", "drise"), "it explains a box: it needs a detector")
     if output.kind != "classes":
@@ -60,13 +66,44 @@ def unsuited(
     elif layer is None or grid is None:
         problems["cam"] = "it needs a default layer that a linear head reads"
     else:
-        try:
-            pooled_head(model, image, layer, grid, reading)
-        except CamError as error:
-            problems["cam"] = str(error)
+        problems |= _checked(("cam",), lambda: _headless(model, image, layer, grid, reading))
     if stop:
         problems |= _without_gradients(model, image, layer, reading, stop)
     return problems
+
+
+def _checked(names: Sequence[str], check: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Return what a check of these methods finds. If it raises, none of them is suited."""
+    try:
+        return check()
+    except CamError as error:
+        reason = str(error)
+    except Exception as error:  # the check of another library, or the model, may raise anything
+        reason = f"its check failed: {type(error).__name__}: {error}"
+    return dict.fromkeys(names, reason)
+
+
+def _one(name: str, problem: str | None) -> dict[str, str]:
+    return {name: problem} if problem else {}
+
+
+def _unrectified(model: nn.Module, image: Tensor, reading: Reading) -> dict[str, str]:
+    with evaluating(model), GuidedRectifiers() as guided:
+        forward(model, image, reading)
+    reason = "it needs rectifiers (ReLU): this model has none"
+    return {} if guided.count else dict.fromkeys(RECTIFIED, reason)
+
+
+def _without_biases(model: nn.Module) -> dict[str, str]:
+    require_biases(model)
+    return {}
+
+
+def _headless(
+    model: nn.Module, image: Tensor, layer: str, grid: Grid, reading: Reading
+) -> dict[str, str]:
+    pooled_head(model, image, layer, grid, reading)
+    return {}
 
 
 def _without_gradients(

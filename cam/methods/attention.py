@@ -30,7 +30,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
-from cam.outputs.output import forward, total, watching
+from cam.outputs.outputs import forward, total, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import token_grid
 

@@ -79,5 +79,7 @@ def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
     """Return Σ_k W_k ⊙ A_k: (n, K, 1 or h, 1 or w) and (n, K, h, w) → float32 (n, h, w)."""
     a = activations.float()
     if weights.shape[2:] == (1, 1):
-        return torch.einsum("nk,nkhw->nhw", weights[:, :, 0, 0], a)
+        # As a product of matrices: einsum reorders the axes by a dozen operations.
+        count, channels, *cells = a.shape
+        return torch.bmm(weights.reshape(count, 1, channels), a.flatten(2)).view(count, *cells)
     return (weights * a).sum(dim=1)

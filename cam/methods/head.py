@@ -60,7 +60,12 @@ class HeadSignals:
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         (of_logits,) = torch.autograd.grad(score, self.logits, retain_graph=retain_graph)
         ((layer, a),) = self.activations.items()
-        means = of_logits @ self._head.weights / (a.shape[2] * a.shape[3])
+        weights = self._head.weights
+        if of_logits.device.type == "cpu":
+            # A class's logit depends on one row: the others' product is most of an explanation.
+            (rows,) = of_logits.any(0).nonzero(as_tuple=True)
+            of_logits, weights = of_logits[:, rows], weights[rows]
+        means = of_logits @ weights / (a.shape[2] * a.shape[3])
         gradients = means[:, :, None, None].expand(a.shape)
         self.reached = {layer: gradients * (a > 0) if self._head.rectified else gradients}
 

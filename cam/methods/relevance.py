@@ -20,7 +20,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.relevance_rules import PLAIN, require_rules
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
-from cam.outputs.output import forward
+from cam.outputs.outputs import forward
 from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget
 

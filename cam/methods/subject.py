@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,15 +15,8 @@ from cam.hooks.grids import Grid, Located
 from cam.hooks.inference import alone, evaluating
 from cam.hooks.replay import Record, Replay
 from cam.methods.progress import Completeness, Passes, Progress
-from cam.outputs.output import (
-    Output,
-    detached,
-    forward,
-    looked_at,
-    outputs_of,
-    scale_of,
-    watching,
-)
+from cam.outputs.output import Output, scale_of
+from cam.outputs.outputs import Outputs, forward, looked_at, outputs_of, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget, Target, TextTarget
 
@@ -97,7 +90,7 @@ class Subject:
         """Return a `Replay`, which runs the model from the layer on for changed activations."""
         return Replay(self.model, self.layer, self.image, self.record)
 
-    def outputs(self, images: Tensor) -> list[Output]:
+    def outputs(self, images: Tensor) -> Outputs:
         """Return the model's outputs for images (n, C, H, W), in eval mode, with a graph if
         gradients are on."""
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
@@ -107,7 +100,7 @@ class Subject:
     def said(self, images: Tensor) -> list[Output]:
         """Return the `outputs` for images (n, C, H, W), `detached`."""
         with torch.no_grad():
-            return detached(self.outputs(images))
+            return [output.detached() for output in self.outputs(images)]
 
     def scores(self, images: Tensor) -> Tensor:
         """Return each target's score for each image (n, C, H, W), computed a chunk at a time:
@@ -117,8 +110,14 @@ class Subject:
                 [self.scores_of(self.outputs(some)) for some in torch.split(images, self.chunk)]
             )
 
-    def scores_of(self, outputs: list[Output]) -> Tensor:
+    def scores_of(self, outputs: Sequence[Output]) -> Tensor:
         """Return each target's score for each of n outputs: float32 (n, targets)."""
+        columns = None
+        if isinstance(outputs, Outputs) and not torch.is_grad_enabled():
+            # With a graph, `scale_of` follows each score to the output of its own image.
+            columns = outputs.columns
+        if columns and all(isinstance(target, ClassTarget) for target in self.targets):
+            return torch.stack([target.score(columns) for target in self.targets], 1).float()
         return torch.stack(
             [torch.stack([target.score(output) for target in self.targets]) for output in outputs]
         ).float()
@@ -137,14 +136,16 @@ class Subject:
         with torch.no_grad():
             return self.scores_of(self.replayed_outputs(replay, activations))
 
-    def replayed_outputs(self, replay: Replay, activations: Tensor) -> list[Output]:
+    def replayed_outputs(self, replay: Replay, activations: Tensor) -> Outputs:
         """Return the model's outputs if the layer's output is replaced by activations (n, …)."""
         looks = dict.fromkeys(name for target in self.targets for name in target.layers)
         with watching(self.model, looks) as seen:
             raw = replay.output(activations)
         count = len(activations)
         looked = looked_at(seen, looks, self.image.expand(count, -1, -1, -1), self.located)
-        return outputs_of(raw, looked, size=self.size, reading=self.reading, batch=count)
+        return outputs_of(
+            raw, looked, size=self.size, reading=self.reading, batch=count, model=self.model
+        )
 
     @property
     def reads_earlier(self) -> bool:

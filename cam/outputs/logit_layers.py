@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from cam.outputs.meaning import RESHAPING, operation_of
-from cam.outputs.output import Output
 
 _KEEPING: Final = RESHAPING | frozenset(
     {"Add", "Cat", "ConstantPadNd", "Div", "Exp", "LogSoftmax", "Mul", "Neg", "Rsub", "Sigmoid"}
@@ -28,7 +27,7 @@ _CHOOSING: Final = frozenset({"Amax", "Clamp", "Gather", "IndexSelect", "Max", "
 """Operations by which detectors choose and combine the scores that their last layers return."""
 
 
-def logit_layers(output: Output, layers: Mapping[str, Tensor]) -> set[str]:
+def logit_layers(numbers: Tensor, layers: Mapping[str, Tensor], *, detects: bool) -> set[str]:
     """Return the layers of which the model's logits are made without any further computation.
 
     The graph of the logits is followed through operations that reshape, select, resize and scale
@@ -37,11 +36,10 @@ def logit_layers(output: Output, layers: Mapping[str, Tensor]) -> set[str]:
     and through products of scores, such as of a class's with an objectness.
 
     Args:
-        output: of one image, with its graph.
+        numbers: the logits, or the scores of detections, with their graph.
         layers: layer name → its output in the same forward pass, with its graph.
+        detects: whether the model is a detector.
     """
-    detects = output.detections is not None
-    numbers = output.numbers[0]  # logits, segments, or the scores of detections
     if numbers.grad_fn is None:
         return set()
     names: dict[Node | int, list[str]] = {}

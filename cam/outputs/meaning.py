@@ -22,8 +22,8 @@ from torch.autograd.graph import Node
 
 from cam.errors import UnsuitedActivation
 from cam.hooks.inference import evaluating
-from cam.outputs.detection_forms import form_of
-from cam.outputs.output import one_each, outputs_of, size_of
+from cam.outputs.output import Output
+from cam.outputs.outputs import one_each, outputs_of, size_of
 from cam.outputs.reading import (
     AUTO,
     Activation,
@@ -114,7 +114,8 @@ def resolve_reading(
         NotLogits: see `outputs_of`.
         UnsuitedActivation: if the activation does not fit the outputs, if they are made of
             probabilities and are outside 0 … 1, if some of them are made of probabilities and
-            others are not, or if a single one is beyond ±20 for every image.
+            others are not, if a single one is beyond ±20 for every image, or if they have the
+            shape of the image and nothing says that they are scores of classes.
     """
     if reading.resolved:
         return reading, "it was given"
@@ -141,8 +142,11 @@ class _Trial:
             # The model may change its input in place, which a leaf does not allow: a clone.
             raw = self.model(self.image.detach().clone().requires_grad_().clone())
         size, count = size_of(self.image), len(self.image)
-        one_each(outputs_of(raw, size=size, reading=self.reading, batch=count), self.image)
-        if self.reading.output is None and form_of(raw) is not None:
+        said = outputs_of(raw, size=size, reading=self.reading, batch=count, model=self.model)
+        one_each(said, self.image)
+        if not self.reading.named and self.reading.activation == "auto":
+            self._check_picture(said[0])
+        if said[0].detections is not None:
             return "none", "classes", "a detector's scores are probabilities already"
         given = self.reading.activation != "auto" and isinstance(raw, Tensor)
         known = given or self.reading.output is not None
@@ -284,6 +288,20 @@ class _Trial:
                 f"the model's only output is from {least:.4g} to {most:.4g} for several images, "
                 "which as a logit would be the same class for all, with a probability of 1: say "
                 "with activation whether it is a value (none) or a logit (sigmoid)"
+            )
+
+    def _check_picture(self, said: Output) -> None:
+        """Check that the output is not a picture, as that of an autoencoder.
+
+        Raises:
+            UnsuitedActivation: if it has as many channels as the input, at its size.
+        """
+        shape = None if said.segments is None else tuple(said.segments.shape)
+        if shape == tuple(self.image.shape[1:]) and shape[0] > 1:
+            raise UnsuitedActivation(
+                f"the model's output has the shape of its input, {shape}, as a picture has that an "
+                f"autoencoder makes: if it has scores of {shape[0]} classes at each pixel, say so "
+                "with activation (softmax or sigmoid), or name the classes"
             )
 
     def _has_length_1(self, first: Tensor) -> bool:

@@ -43,6 +43,12 @@ class Reading:
     """Activation that turns the logits into probabilities; for `auto`, see `resolve_reading`."""
     meaning: Meaning | Literal["auto"] = field(default="auto", repr=False)
     """What the outputs are; for `auto`, see `resolve_reading`."""
+    classes: int | None = field(default=None, repr=False)
+    """Number of a detector's classes; None for the number that the model states: see
+    `cam.outputs.detection_forms.stated_classes`."""
+
+    named: bool = field(default=False, repr=False)
+    """Whether it is known that the outputs are scores of classes, such as by their labels."""
 
     def __post_init__(self) -> None:
         known = ("auto", *get_args(Activation))
@@ -162,10 +168,10 @@ def classes_of(logits: Tensor, activation: Activation) -> Tensor:
     return torch.cat([1 - logits if activation == "none" else -logits, logits], 1)
 
 
-def probabilities_of(logits: Tensor, activation: Activation) -> Tensor:
-    """Return the probabilities of one image's logits (classes, …), in the same shape."""
+def probabilities_of(logits: Tensor, activation: Activation, axis: int = 0) -> Tensor:
+    """Return the probabilities of logits, whose classes lie along an axis, in the same shape."""
     if activation == "softmax":
-        return logits.softmax(0)
+        return logits.softmax(axis)
     return logits.sigmoid() if activation == "sigmoid" else logits
 
 

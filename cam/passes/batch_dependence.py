@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from cam.hooks.inference import evaluating
-from cam.outputs.output import Output, forward, outputs_of, size_of, watching
+from cam.outputs.output import Output
+from cam.outputs.outputs import forward, outputs_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading
 
 COMPANY = 3
@@ -166,7 +167,11 @@ def _middle(
     with _undisturbed(model, batch), watching(model, names) as seen:
         torch.manual_seed(0)  # dropout that is always on must not count as a difference
         outputs = outputs_of(
-            model(batch.clone()), size=size_of(batch), reading=reading, batch=len(images)
+            model(batch.clone()),
+            size=size_of(batch),
+            reading=reading,
+            batch=len(images),
+            model=model,
         )
     if len(outputs) != len(images):
         raise ValueError(f"it has {len(outputs)} outputs")

@@ -150,14 +150,16 @@ def compose(
     question: Question,
     targets: list[Target] | CamError,
     output: Output,
-    computed: list[dict[str, ComputedMap | CamError]],
+    computed: Sequence[Mapping[str, ComputedMap | CamError]],
     own: Collection[str] = (),
+    numbers: Sequence[tuple[float, float | None]] | None = None,
 ) -> Answer | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
     layer for each target. If there are errors among these, return the first one.
 
     Args:
         own: the layers that return the model's own output: see `logit_layers`.
+        numbers: each target's score and probability, if they are known.
     """
     if isinstance(targets, CamError):
         return targets
@@ -175,11 +177,16 @@ def compose(
             good[name] = map_
         if how != "none" and len(good) > 1:
             good = joined(good, lambda maps: fuse([*maps.values()], how, question.signed), any)
+        if numbers is None:
+            score = float(score_of(question, target, output))
+            probability = target.probability(output)
+        else:
+            score, probability = numbers[turn]
         explanations += [
             Explanation(
                 target=target,
-                score=float(score_of(question, target, output)),
-                probability=target.probability(output),
+                score=score,
+                probability=probability,
                 method=question.method,
                 layer=name,
                 map=map_.placed,
@@ -193,6 +200,7 @@ def compose(
                     *(no_evidence(layer) for layer in name.split(" + ") if layer in own),
                     *_incomplete(question, map_.completeness),
                     *_partial(map_.passes),
+                    *(target.doubts if isinstance(target, TextTarget) else ()),
                 ),
                 reached=map_.reached,
                 turn=turn,

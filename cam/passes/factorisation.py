@@ -15,7 +15,8 @@ from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.observations import Concept
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import Output, detached, forward, outputs_of, size_of
+from cam.outputs.output import Output
+from cam.outputs.outputs import forward, outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 
@@ -68,7 +69,8 @@ def factorise(
         changed = grid.put(changed, columns[:, :, None, None].expand(-1, -1, height, width))
         with torch.no_grad():
             raw = replay.output(changed)
-            alone = detached(outputs_of(raw, size=size_of(image), reading=reading, batch=count))
+            outputs = outputs_of(raw, size=size_of(image), reading=reading, batch=count)
+            alone = list(outputs.told)
     return [
         Concept(
             map=_placed(h[index].reshape(height, width).float().numpy(), grid),

@@ -17,16 +17,15 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo import config as dynamo
-from torch._inductor import config as inductor
 
-from cam.errors import CamError, LayerNotSpatial
-from cam.explanation import Answer, Question
+from cam.errors import LayerNotSpatial
+from cam.explanation import Question
 from cam.methods.head import PooledHead
-from cam.outputs.output import outputs_of, size_of
+from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.passes.batch_answer import BatchAnswer
 from cam.passes.layout import fastest
-from cam.passes.onepass import answer, answer_by_head, explain_batch
+from cam.passes.onepass import answer, answer_by_head, begin_batch
 from cam.positions.locate import inherit, locate
 from cam.targets import ClassTarget
 
@@ -63,7 +62,7 @@ class CompiledPath(Protocol):
 
     def settle(self, image: Tensor) -> str | None: ...
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]: ...
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer: ...
 
 
 class FastPath(CompiledPath):
@@ -126,19 +125,19 @@ class FastPath(CompiledPath):
             return "compilation is turned off"
         question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
         try:
-            seconds = fastest(lambda: self.explain(image, question))
+            seconds = fastest(lambda: self.explain(image, question).wait())
         except Exception as error:  # a compiler may raise anything
             self.compiled = False
             return " ".join(str(error).split())[:300] or type(error).__name__
         self.compiled = False
-        plain = fastest(lambda: self.explain(image, question))
+        plain = fastest(lambda: self.explain(image, question).wait())
         if plain < seconds:
             return f"{seconds * 1000:.0f} ms an image compiled, {plain * 1000:.0f} ms not compiled"
         self.compiled = True
         return None
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
-        """Answer one question or several for each image, as `explain_batch` does.
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
+        """Answer one question or several for each image, as `begin_batch` does.
 
         Args:
             images: float (B, C, H, W), on the model's device; B is at most the largest size.
@@ -148,7 +147,7 @@ class FastPath(CompiledPath):
         count = len(images)
         if not self.compiled:
             recast = images.to(self.dtype).contiguous(memory_format=torch.channels_last)
-            return explain_batch(
+            return begin_batch(
                 self._copy, recast, questions, head=self._head, reading=self._reading
             )
         size = next(capacity for capacity in self.sizes if capacity >= count)
@@ -177,6 +176,10 @@ class FastPath(CompiledPath):
     @contextmanager
     def _compiling(self, size: int) -> Iterator[None]:
         """Set the compiler's options for the first pass of a batch size."""
+        # Importing the compiler takes seconds, and most models are never compiled.
+        from torch._dynamo import config as dynamo
+        from torch._inductor import config as inductor
+
         with ExitStack() as scope:
             if size not in self._seen_sizes:
                 # The compiler keeps one graph for each batch size; its default limit is 8.
@@ -253,7 +256,7 @@ def answer_at_leaf(
     reading: Reading,
     *,
     count: int,
-) -> list[Answer | CamError]:
+) -> BatchAnswer:
     """Answer one question or several for each of the first `count` images, from a graph that begins
     at a leaf in the place of a layer.
 

@@ -35,7 +35,7 @@ logits is larger."""
 POSITIONS = 4096
 """Largest number of a segmenter's pixels at which logits are compared."""
 
-Explain = Callable[[Tensor, Sequence[Question]], list[Answer | CamError]]
+Explain = Callable[[Tensor, Sequence[Question]], Sequence[Answer | CamError]]
 
 
 def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:

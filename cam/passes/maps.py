@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from cam.drawing.placement import Placement
 from cam.errors import CamError, MethodUnsuited, NoGradientPath, NonFinite
 from cam.explanation import Question
 from cam.hooks.capture import no_path
@@ -42,6 +43,85 @@ class Signals(Protocol):
         """Differentiate the scalar `score` back to the layers."""
 
 
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """The maps of some items by one method at one layer, on the model's device, or the error that
+    all of them have."""
+
+    layer: str
+    items: list[int]
+    values: Tensor | None = None
+    """The maps, float32 (n, h, w)."""
+    finite: Tensor | None = None
+    """Whether a map and its gradients are finite, bool (n,)."""
+    reached: Tensor | None = None
+    """Whether the score has a gradient there that is not all zero, bool (n,)."""
+    ratios: Tensor | None = None
+    """`Component.ratio`, (n,), of maps that are components."""
+    used: Tensor | None = None
+    """`Explanation.used`, float32 (n, K), if it is asked for."""
+    way: str = ""
+    """The method, or the option by which it was computed, for a warning."""
+    dtype: torch.dtype = torch.float32
+    """The layer's dtype."""
+    placement: Placement | None = None
+    error: CamError | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What an answer is made of, to be copied to the host."""
+        every = (self.values, self.finite, self.reached, self.ratios, self.used)
+        return [each for each in every if each is not None]
+
+
+class MapRows:
+    """The maps of `Maps` on the host, by item."""
+
+    def __init__(self, maps: Maps, copied: Sequence[Tensor]) -> None:
+        self._maps, self._places = maps, {item: place for place, item in enumerate(maps.items)}
+        if maps.error:
+            return
+        values, finite, reached, *rest = copied
+        self._values = values.numpy()
+        ratios = [0.0] * len(values) if maps.ratios is None else rest.pop(0).tolist()
+        self._facts = list(zip(finite.tolist(), reached.tolist(), ratios, strict=True))
+        self._used = rest[0].numpy() if rest else None
+
+    @property
+    def layer(self) -> str:
+        return self._maps.layer
+
+    @property
+    def unreached(self) -> list[int]:
+        """The items whose score has no gradient at the layer."""
+        if self._maps.error:
+            return []
+        facts = zip(self._maps.items, self._facts, strict=True)
+        return [item for item, (_, reached, _) in facts if not reached]
+
+    def __contains__(self, item: int) -> bool:
+        return item in self._places
+
+    def __getitem__(self, item: int) -> ComputedMap | CamError:
+        maps = self._maps
+        if maps.error:
+            return maps.error
+        place = self._places[item]
+        finite, reached, ratio = self._facts[place]
+        if not finite:
+            return NonFinite(f"the gradients or activations at layer {maps.layer!r} are not finite")
+        used = None if self._used is None else self._used[place]
+        if used is not None and not (used.any() and np.isfinite(used).all()):
+            used = None
+        return ComputedMap(
+            self._values[place],
+            warnings=_close(maps.way, maps.layer, ratio, maps.dtype),
+            reached=reached,
+            placement=maps.placement,
+            used=used,
+        )
+
+
 def maps_of(
     signals: Signals,
     grids: dict[str, Grid],
@@ -50,65 +130,68 @@ def maps_of(
     unrecorded: Collection[str],
     *,
     scales: Tensor | None = None,
-) -> dict[int, dict[str, ComputedMap | CamError]]:
-    """Return the maps of the last backward pass, by item and layer name.
+) -> list[Maps]:
+    """Return the maps of the last backward pass.
 
     The items that share a method, its options and a layer are computed in one call. Layers that
     are `unrecorded` have no gradient. `scales` (items,) are the factors by which the scores were
     multiplied before that pass; the gradients are divided by them.
     """
-    groups: dict[tuple[str, bool, bool, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, bool, bool, bool, str], list[int]] = defaultdict(list)
     for item in items:
         asked = questions[item]
+        way = asked.method, asked.signed, asked.smooth == "eigen", asked.used
         for layer in asked.layers:
-            groups[asked.method, asked.signed, asked.smooth == "eigen", layer].append(item)
+            members = groups[*way, layer]
+            if not members or members[-1] != item:  # a layer may be named twice
+                members.append(item)
     activations, reached = signals.activations, signals.reached
-    computed: dict[int, dict[str, ComputedMap | CamError]] = {item: {} for item in items}
-    for (name, signed, eigen, layer), members in groups.items():
+    computed = []
+    for (name, signed, eigen, asks, layer), members in groups.items():
+        method = METHODS[name]
+        if method.differentiates and layer not in reached:
+            computed.append(Maps(layer, members, error=no_path([layer], unrecorded)))
+            continue
         a = _of(members, grids[layer].apply(activations[layer]))
-        g = a.new_zeros(()).expand(a.shape)
-        some = [True] * len(members)
-        finite = _finite(a)
-        if METHODS[name].differentiates:
-            if layer not in reached:
-                for item in members:
-                    computed[item][layer] = no_path([layer], unrecorded)
-                continue
+        extremes: list[Tensor] = []
+        if not method.differentiates:
+            g = a.new_zeros(()).expand(a.shape)
+            some = a.new_ones(len(members), dtype=torch.bool)
+        else:
             g = _of(members, grids[layer].apply(reached[layer]))
             if scales is not None:
                 g = g.float() / _of(members, scales.to(g.device))[:, None, None, None]
-            finite &= _finite(g)
-            some = g.flatten(1).any(1).tolist()
-        if not finite.all():
-            a = torch.where(finite[:, None, None, None], a, 0)
-            g = torch.where(finite[:, None, None, None], g, 0)
+            extremes += _extremes(g)
+            some = torch.stack(extremes).any(0)
+        if eigen or method.formula == "map":
+            # A decomposition of a batch fails for all rows if one is not finite. A weighted sum is
+            # not finite where an activation is not.
+            extremes += _extremes(a)
+            usable = _finite(extremes)[:, None, None, None]
+            a, g = (torch.where(usable, each, 0) for each in (a, g))
         try:
             maps, ratios = apply(name, a, g, eigen=eigen)
         except CamError as error:
-            for item in members:
-                computed[item][layer] = error
+            computed.append(Maps(layer, members, error=error))
             continue
-        maps = maps if signed else maps.relu()
-        finite &= maps.isfinite().flatten(1).all(1)
-        problem = NonFinite(f"the gradients or activations at layer {layer!r} are not finite")
-        asks = any(questions[item].used for item in members)
-        used = _used(a, maps) if asks else [None] * len(members)
-        way = f"smooth={questions[members[0]].smooth}" if eigen else name
-        told = [_close(way, layer, ratio, a.dtype) for ratio in _listed(ratios, len(members))]
-        for item, values, good, warnings, any_there, channels in zip(
-            members, maps.cpu().numpy(), finite.tolist(), told, some, used, strict=True
-        ):
-            computed[item][layer] = (
-                ComputedMap(
-                    values,
-                    warnings=warnings,
-                    reached=any_there,
-                    placement=grids[layer].placement,
-                    used=channels if questions[item].used else None,
-                )
-                if good
-                else problem
+        finite = _finite([*extremes, *_extremes(maps)])
+        used = None
+        if asks:
+            used = torch.einsum("nkp,nkp->nk", a.flatten(2).float(), g.flatten(2).float())
+        computed.append(
+            Maps(
+                layer,
+                members,
+                maps if signed else maps.relu(),
+                finite,
+                some,
+                ratios,
+                used,
+                way=f"smooth={questions[members[0]].smooth}" if eigen else name,
+                dtype=a.dtype,
+                placement=grids[layer].placement,
             )
+        )
     return computed
 
 
@@ -146,25 +229,8 @@ def _require(method: str, computed: Tensor, shapes: list[tuple[int, ...]]) -> No
         )
 
 
-def _used(activations: Tensor, maps: Tensor) -> list[NDArray[np.float32] | None]:
-    """Return `Explanation.used` of each item.
-
-    Args:
-        activations: (n, K, h, w).
-        maps: float32 (n, h, w).
-    """
-    heat = maps.relu().flatten(1)
-    sums = heat.sum(1, keepdim=True)
-    shares = heat / sums.where(sums > 0, 1.0)
-    means = torch.einsum("nkp,np->nk", activations.flatten(2).float(), shares)
-    return [
-        values if some and np.isfinite(values).all() else None
-        for values, some in zip(means.cpu().numpy(), (sums > 0).flatten().tolist(), strict=True)
-    ]
-
-
 def of_levels(
-    method: str, computed: dict[str, ComputedMap | CamError], signals: Signals
+    method: str, computed: Mapping[str, ComputedMap | CamError], signals: Signals
 ) -> dict[str, ComputedMap | CamError]:
     """Make one map of the maps of several layers, named after the layers, by `Method.fusion`. Of a
     detector's levels, those that the score reaches are used."""
@@ -209,18 +275,20 @@ def _close(way: str, layer: str, ratio: float, dtype: torch.dtype) -> tuple[str,
     return (warning,)
 
 
-def _listed(ratios: Tensor | None, count: int) -> list[float]:
-    return [0.0] * count if ratios is None else ratios.tolist()
-
-
 def _of(members: list[int], values: Tensor) -> Tensor:
     """Return the rows of the members; without a copy if these are all rows."""
     return values if members == list(range(len(values))) else values[members]
 
 
-def _finite(values: Tensor) -> Tensor:
+def _extremes(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lowest and the highest number of each row (n, …); NaN where one is NaN."""
+    if 0 in values.stride():
+        # A gradient that is the same at all positions is one number, repeated by a stride of 0.
+        values = values[tuple(slice(0, 1 if stride == 0 else None) for stride in values.stride())]
+    axes = tuple(range(1, values.ndim))
+    return values.amin(dim=axes), values.amax(dim=axes)
+
+
+def _finite(extremes: Sequence[Tensor]) -> Tensor:
     """Return whether all numbers of each row are finite: bool (n,)."""
-    # The sums are a cheap first test: one number that is not finite makes its sum not finite. A sum
-    # of finite numbers may overflow, so the numbers themselves are tested if a sum is not finite.
-    sums = values.sum(dim=(1, 2, 3)).isfinite()
-    return sums if sums.all() else values.isfinite().flatten(1).all(1)
+    return torch.stack([each.float() for each in extremes]).isfinite().all(0)

@@ -15,7 +15,7 @@ from cam.hooks.inference import evaluating
 from cam.likeness import embedding_of
 from cam.observations import Observation
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import detached, forward, looked_at, watching
+from cam.outputs.outputs import forward, looked_at, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target
@@ -45,7 +45,7 @@ def observe(
     types = {name: type(module).__name__ for name, module in model.named_modules()}
     with evaluating(model), Capture(model, layers, inputs=True) as capture:
         (output,) = forward(model, image, reading, layers=target.layers, located=located)
-        (said,) = detached([output])
+        said = output.detached()
         score = target.resolve(said).score(output)
         if score.requires_grad:
             capture.backward(score)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import cycle
 
 import torch
 from torch import Tensor, nn
 
 from cam.errors import CamError, LayerDidNotRun, MethodUnsuited
 from cam.explanation import Answer, Question
-from cam.hooks.capture import Capture, no_path
+from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.precision import full_precision
@@ -22,13 +21,13 @@ from cam.methods import METHODS
 from cam.methods.head import HeadSignals, PooledHead
 from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import Output, detached, forward, outputs_of, scale_of, size_of, watching
+from cam.outputs.outputs import Outputs, forward, outputs_of, size_of, watching
 from cam.outputs.reading import AUTO, Reading, logits_of
-from cam.passes.composition import ComputedMap, compose, score_of
-from cam.passes.maps import Signals, maps_of, of_levels
+from cam.passes.batch_answer import BatchAnswer, Round, Turn
+from cam.passes.maps import Signals, maps_of
+from cam.passes.scores import Targets
 from cam.positions.levels import reached_layers
 from cam.positions.locate import locate
-from cam.targets import Target
 
 
 def explain_batch(
@@ -38,7 +37,7 @@ def explain_batch(
     *,
     head: PooledHead | None = None,
     reading: Reading = AUTO,
-) -> list[Answer | CamError]:
+) -> Sequence[Answer | CamError]:
     """Answer one question or several for each image of a batch with one forward pass, and with as
     many backward passes as the longest question has targets.
 
@@ -56,24 +55,40 @@ def explain_batch(
             one image find it for this call and later ones: see `resolve_reading`.
 
     Returns:
-        For each question its answer, or the error of this question alone: a target that cannot be
-        used, or numbers that are not finite.
+        A sequence with the answer to each question, or the error of this question alone: a target
+        that cannot be used, or numbers that are not finite. An image's answer is made when it is
+        read; the numbers and maps of the batch are on the host already.
 
     Raises:
         CamError: an error of the whole batch: a layer or method that cannot be used.
     """
+    answers = begin_batch(model, images, questions, head=head, reading=reading)
+    advise(model, images, answers, reading)
+    return answers
+
+
+def begin_batch(
+    model: nn.Module,
+    images: Tensor,
+    questions: Sequence[Question],
+    *,
+    head: PooledHead | None = None,
+    reading: Reading = AUTO,
+) -> BatchAnswer:
+    """Begin what `explain_batch` does: an accelerator may be computing yet when this returns.
+    `advise` completes the answers."""
     for question in questions:
         question.check()
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
-    reading, _ = resolve_reading(model, images[:1], reading)
+    first = images[:1]
+    reading, _ = resolve_reading(model, first, reading)
     if not any(question.targets for question in questions):  # only predictions are asked for
         with evaluating(model), torch.inference_mode():
-            said = detached(forward(model, images, reading))
-        return [
-            compose(question, question.resolve(output), output, [])
-            for question, output in zip(questions, cycle(said), strict=False)
-        ]
+            outputs = forward(model, images, reading)
+        return BatchAnswer(
+            outputs, [Round(some, Targets(some, outputs)) for some in _rounds(questions, outputs)]
+        )
     if head and all(_by_head(head, question) for question in questions):
         with evaluating(model), watching(model, [head.layer]) as seen, torch.inference_mode():
             logits = logits_of(model(images.clone()), reading, batch=len(images))
@@ -84,7 +99,7 @@ def explain_batch(
         name for question in questions if question.targets for name in question.layers
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
-    located = locate(model, images[:1], [*layers, *looks])
+    located = locate(model, first, [*layers, *looks])
     graph = False
     while True:
         with (
@@ -95,12 +110,19 @@ def explain_batch(
             if capture.interrupted and not graph:
                 graph = True
                 continue
-            grids = located.grids(capture.activations, images)
-            answers = answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
-        return [
-            _advised(model, images[turn % len(images)][None], answer, reading)
-            for turn, answer in enumerate(answers)
-        ]
+            grids = located.grids(capture.outputs, images)
+            return answer(questions, outputs, capture, grids, unrecorded=capture.unrecorded)
+
+
+def advise(model: nn.Module, images: Tensor, answers: BatchAnswer, reading: Reading) -> None:
+    """Give each answer with a map whose gradient is all zero a warning that names another layer,
+    for which the model runs more passes of that image."""
+    unreached = answers.unreached
+    if unreached:
+        reading, _ = resolve_reading(model, images[:1], reading)
+    for number in unreached:
+        image = images[number % len(images)][None]
+        answers.replace(number, _advised(model, image, answers[number], reading))
 
 
 def _advised(
@@ -108,9 +130,7 @@ def _advised(
 ) -> Answer | CamError:
     """Return the answer for an image (1, C, H, W), with a warning for each map whose gradient is
     all zero. The warning names a layer at which the gradient is not all zero, if there is one."""
-    if isinstance(answer, CamError) or all(
-        explanation.reached for explanation in answer.explanations
-    ):
+    if isinstance(answer, CamError):
         return answer
     names = [name for name, location in locate(model, image).found.items() if location.grid]
     explanations = []
@@ -141,7 +161,7 @@ def answer_by_head(
     logits: Tensor,
     images: Tensor,
     reading: Reading = AUTO,
-) -> list[Answer | CamError]:
+) -> BatchAnswer:
     """Answer one question or several for each image from the output of the head's layer and the
     logits, both (B, …), of a forward pass without a graph."""
     with torch.inference_mode(False), torch.enable_grad():
@@ -153,94 +173,59 @@ def answer_by_head(
 @full_precision()
 def answer(
     questions: Sequence[Question],
-    outputs: list[Output],
+    outputs: Outputs,
     signals: Signals,
     grids: dict[str, Grid],
     *,
     unrecorded: Collection[str] = (),
-) -> list[Answer | CamError]:
+) -> BatchAnswer:
     """Answer one question or several for each image of a batch from the outputs and signals of its
     forward pass: see `explain_batch`. Layers that are `unrecorded` have no gradient."""
-    answers: list[Answer | CamError] = []
-    for start in range(0, len(questions), max(len(outputs), 1)):
-        some = questions[start : start + len(outputs)]
-        more = start + len(some) < len(questions)
-        answers += _answer_one_each(some, outputs, signals, grids, unrecorded, retain_graph=more)
+    own = logit_layers(outputs.numbers, signals.outputs, detects=outputs.detections is not None)
+    asked = _rounds(questions, outputs)
+    rounds = []
+    for some in asked:
+        targets = Targets(some, outputs)
+        more = some is not asked[-1]
+        turns = _turns(some, targets, signals, grids, unrecorded, retain_graph=more)
+        rounds.append(Round(some, targets, turns, own))
+    answers = BatchAnswer(outputs, rounds)
+    if any(METHODS[question.method].levels for question in questions):
+        answers.join_levels(signals)
     return answers
 
 
-def _answer_one_each(
+def _rounds(questions: Sequence[Question], outputs: Outputs) -> list[Sequence[Question]]:
+    """Return one question for each image at a time."""
+    size = max(len(outputs), 1)
+    return [questions[start : start + size] for start in range(0, len(questions), size)]
+
+
+def _turns(
     questions: Sequence[Question],
-    outputs: list[Output],
+    targets: Targets,
     signals: Signals,
     grids: dict[str, Grid],
     unrecorded: Collection[str],
     *,
     retain_graph: bool,
-) -> list[Answer | CamError]:
-    said, own = detached(outputs), logit_layers(outputs[0], signals.outputs)
-    asked = [question.resolve(output) for question, output in zip(questions, said, strict=True)]
-    rounds = max(
-        (len(targets) for targets in asked if not isinstance(targets, CamError)), default=0
-    )
-    maps: list[list[dict[str, ComputedMap | CamError]]] = [[] for _ in asked]
-    for turn in range(rounds):
-        chosen = {
-            item: targets[turn]
-            for item, targets in enumerate(asked)
-            if not isinstance(targets, CamError) and turn < len(targets)
-        }
-        numbers: dict[int, Tensor] = {}
-        for item, target in list(chosen.items()):
-            if METHODS[questions[item].method].differentiates:
-                try:
-                    numbers[item] = _score(questions[item], target, outputs[item], unrecorded)
-                except CamError as error:
-                    asked[item] = error
-                    del chosen[item]
-        scales: Tensor | None = None
-        if numbers:
-            if _half(signals):
-                factors = {item: scale_of(outputs[item], numbers[item]) for item in numbers}
-                numbers = {item: number * factors[item] for item, number in numbers.items()}
-                scales = torch.tensor([factors.get(item, 1.0) for item in range(len(questions))])
-            keep = retain_graph or turn + 1 < rounds
-            signals.backward(torch.stack(list(numbers.values())).sum(), retain_graph=keep)
+) -> list[Turn]:
+    """Compute one question for each image, with a backward pass for each of its targets."""
+    # Gradients of float16 hold nothing below 6e-8.
+    half = any(output.dtype == torch.float16 for output in signals.outputs.values())
+    turns: list[Turn] = []
+    rounds = targets.rounds
+    for number in range(rounds):
+        scores = targets.at_once(number)
+        total, factors = targets.differentiable(number, scores, half=half, unrecorded=unrecorded)
+        if total is not None:
+            signals.backward(total, retain_graph=retain_graph or number + 1 < rounds)
         # The map of a method that does not depend on the class is the same for every target.
-        known = [
+        new = [
             item
-            for item in chosen
-            if maps[item] and METHODS[questions[item].method].class_dependence == "none"
+            for item in targets.items(number)
+            if not number or METHODS[questions[item].method].class_dependence != "none"
         ]
-        for item in known:
-            maps[item].append(maps[item][0])
-        new = [item for item in chosen if item not in known]
-        for item, computed in maps_of(
-            signals, grids, questions, new, unrecorded, scales=scales
-        ).items():
-            if METHODS[questions[item].method].levels:
-                computed = of_levels(questions[item].method, computed, signals)
-            maps[item].append(computed)
-    return [
-        compose(question, targets, output, computed, own)
-        for question, targets, output, computed in zip(questions, asked, said, maps, strict=True)
-    ]
-
-
-def _half(signals: Signals) -> bool:
-    """Whether a layer's gradients are float16, which holds nothing below 6e-8."""
-    return any(activation.dtype == torch.float16 for activation in signals.activations.values())
-
-
-def _score(
-    question: Question, target: Target, output: Output, unrecorded: Collection[str]
-) -> Tensor:
-    """Return the score to differentiate for one item.
-
-    Raises:
-        CamError: an error of this item alone.
-    """
-    score = score_of(question, target, output).float()
-    if not score.requires_grad:
-        raise no_path(question.layers, unrecorded)
-    return score
+        maps = maps_of(signals, grids, questions, new, unrecorded, scales=factors)
+        turns.append(Turn(scores, maps))
+    return turns

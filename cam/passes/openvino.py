@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from cam.agreement import EXACT
-from cam.errors import CamError, LayerNotSpatial
-from cam.explanation import Answer, Question
+from cam.errors import LayerNotSpatial
+from cam.explanation import Question
 from cam.hooks.inference import evaluating
 from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead
-from cam.outputs.output import watching
+from cam.outputs.outputs import watching
 from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import AtLeaf, CompiledPath, Runtime, answer_at_leaf
 from cam.passes.onepass import answer_by_head
 
@@ -152,7 +153,7 @@ class OpenVinoPath(CompiledPath):
     def _compiled(self, network: openvino.Model) -> openvino.InferRequest:
         return compiled(network, self.dtype)
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         """Answer one question or several for each image, as `explain_batch` does.
 
         Args:

@@ -26,7 +26,7 @@ from cam.methods.progress import finish as finish
 from cam.methods.subject import Attribution, Subject, never
 from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.output import detached, forward, size_of
+from cam.outputs.outputs import forward, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.composition import ComputedMap, compose
 from cam.passes.onepass import explain_batch
@@ -84,9 +84,9 @@ def explain_in_steps(
         looks = question.looks_at
         (output,) = forward(model, one, reading, layers=looks, located=located)
         outputs, interrupted = capture.activations, capture.interrupted
-        own = logit_layers(output, capture.outputs)
+        own = logit_layers(output.numbers[0], capture.outputs, detects=bool(output.detections))
     grids = located.grids(outputs, one)
-    (said,) = detached([output])
+    said = output.detached()
     targets = question.resolve(said)
     if isinstance(targets, CamError):
         return targets

@@ -25,6 +25,11 @@ PIXEL: Final = 1.0
 """Greatest mean distance, in pixels, of the responses from where they would be without a placement,
 at which a layer of a position for each pixel has none. Few channels do not respond evenly to what
 lies around a pixel."""
+NO_MAP: Final = (
+    "its output {shape} does not lie on the image: a taller image makes it wider, as if its rows "
+    "were pixels of patches and its columns the patches"
+)
+"""Why an output is none that its shape alone lets one take for a map of few positions."""
 LONG: Final = 1.9
 """Least ratio of the sides of a cell of a map of few positions at which it is doubted that the map
 has the view of the layers before it."""
@@ -91,10 +96,14 @@ class _Judge:
                 return
             if doubtful:
                 shown = _shown_by(measured, self.size, before, known, first=not near)
-        if shown is None and own:
-            shown = _assumed(measured, shape, self.size, before)
+        no_map = ""
+        if shown is None and own and (shown := _assumed(measured, shape, self.size, before)):
+            tall = self.tests.of_tall_image.get(name, shape)
+            if len(tall) == 3 and shown[0].width != _width(shown[0], tall):
+                shown, no_map = None, NO_MAP.format(shape=shape)
         if shown is None:
-            self.found[name] = Location(shape, None, _why_not(measured, shape, self.size))
+            why = no_map or _why_not(measured, shape, self.size)
+            self.found[name] = Location(shape, None, why)
             return
         grid, view, sharp = shown
         if view != before and view not in known and view.shows_a_part:
@@ -190,19 +199,35 @@ def _assumed(
     return None if measured.centres(clear, size) else (clear, before, False)
 
 
+def _width(grid: Grid, shape: tuple[int, ...]) -> int:
+    """Return the number of columns of an output of this shape, (K, h, w) or (h, w, K)."""
+    return shape[1] if grid.kind == "channels last" else shape[2]
+
+
 def _tokens_under(
     view: View, layers: Mapping[str, Measured], shapes: Mapping[str, tuple[int, ...]], size: Size
 ) -> dict[str, Grid]:
     """Choose a grid for each layer of tokens under a view. Layers that have none are left out.
 
     Layers with the same number of tokens get the same grid. The early layers show it better than
-    the late layers, in which every token has seen all others.
+    the late layers, in which every token has seen all others. So a grid that an early layer
+    contradicts, and that no layer fits exactly, is none of the late layers either.
     """
     fits: dict[str, dict[Grid, Fit]] = {}
+    missed: set[tuple[int, Grid]] = set()
+    exact: set[tuple[int, Grid]] = set()
     votes: dict[int, dict[Grid, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, measured in layers.items():
         every = {grid: measured.fit(grid, size, view) for grid in measured.grids}
         fits[name] = {grid: fit for grid, fit in every.items() if fit and fit.good}
+        count = shapes[name][0]
+        missed |= {(count, grid) for grid, fit in every.items() if fit and fit.missed}
+        exact |= {(count, grid) for grid, fit in every.items() if fit and fit.exact}
+    for name, good in fits.items():
+        count = shapes[name][0]
+        fits[name] = {
+            grid: fit for grid, fit in good.items() if (count, grid) not in missed - exact
+        }
         for grid, fit in fits[name].items():
             votes[shapes[name][0]][grid].append(fit.distance)
     likely = {shapes[name][0]: measured.grids for name, measured in layers.items()}

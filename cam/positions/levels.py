@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cam.hooks.capture import Capture
 from cam.hooks.inference import evaluating
 from cam.outputs.detection import Detections, unfiltered
-from cam.outputs.output import forward, outputs_of, size_of
+from cam.outputs.outputs import forward, outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target
@@ -37,7 +37,9 @@ class Levels:
     """Layers on which every box depends."""
 
 
-def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels | None:
+def levels_of(
+    model: nn.Module, image: Tensor, layers: Sequence[str], reading: Reading = AUTO
+) -> Levels | None:
     """Return the levels of a detector among `layers`.
 
     A layer of the head is not a level if only the scores or only the positions of the boxes depend
@@ -48,12 +50,13 @@ def levels_of(model: nn.Module, image: Tensor, layers: Sequence[str]) -> Levels 
     Args:
         image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
         layers: names in execution order. Each layer runs once and returns a tensor.
+        reading: how the model's output is read.
 
     Returns:
         The levels, or None if the model detects nothing in the image and the levels are unknown.
     """
     with evaluating(model), unfiltered(model), Capture(model, layers) as capture:
-        (output,) = outputs_of(model(image), size=size_of(image))
+        (output,) = outputs_of(model(image), size=size_of(image), reading=reading, model=model)
         outputs = capture.outputs
     said = output.detections
     if said is None or not len(said.scores):

@@ -21,6 +21,7 @@ from cam.positions.responses import (
     Fit,
     Patch,
     Peaks,
+    outputs_at,
     patches_of,
     peaks_of,
     responses,
@@ -156,6 +157,21 @@ class Measurement:
     def feeding(self) -> Mapping[str, frozenset[str]]:
         """Name → the layers from which its output is computed directly."""
         return feeding(self._model, self._modules, self._image, self._grids)
+
+    @cached_property
+    def of_tall_image(self) -> Mapping[str, tuple[int, ...]]:
+        """Name → shape of the output for an image of twice the height, without the batch dimension;
+        nothing if the model takes no such image."""
+        modules = {name: self._modules[name] for name in self._grids}
+        try:
+            outputs = outputs_at(self._model, modules, torch.cat([self._image, self._image], 2))
+        except Exception:  # a model may raise anything about an image of another size
+            return {}
+        return {
+            name: tuple(output.shape[1:])
+            for name, output in outputs.items()
+            if isinstance(output, Tensor)
+        }
 
     def seen(self, turns: Turns) -> Patch:
         """Return the part of the image at which the layers of a turn look."""

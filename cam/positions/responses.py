@@ -39,6 +39,9 @@ of `HITS`)."""
 LEAST_FOLLOWS = 0.7
 """Least `follows` of a grid whose shape leaves doubt, however many patches hit. Some patches hit by
 chance if the positions have seen all others, or if a grid has few columns."""
+SINGLE = 0.95
+"""Least share of the response to a patch in one token, of a layer whose tokens have not seen each
+other."""
 FEW = 9
 """Number of tokens below which all patches must hit."""
 FEW_PIXELS = 8
@@ -90,6 +93,9 @@ class Fit:
     grids without the image's proportions."""
     few: bool = False
     """Whether there are so few tokens that most of their arrangements fit by chance."""
+    missed: bool = False
+    """Whether nearly all of the response to a patch is in one token, and some patches miss it: a
+    layer whose tokens have not seen each other contradicts a grid by a single one."""
 
     @property
     def exact(self) -> bool:
@@ -99,6 +105,8 @@ class Fit:
     @property
     def good(self) -> bool:
         """Whether the grid fits well enough to be used."""
+        if self.missed:
+            return False
         if self.few:
             return self.hits == 1 and self.follows >= FOLLOWS
         hits = self.hits >= HITS and (self.follows >= LEAST_FOLLOWS or not self.unlikely)
@@ -289,6 +297,8 @@ class Peaks:
     """float64 (patches,): the centres of the responses."""
     shape: Size
     """Rows and columns of the responses."""
+    single: bool
+    """Whether the grid is of tokens, each patch changes one token, and others hardly."""
 
     def fit(self, size: Size, view: View = PLAIN) -> Fit:
         """Return how well the grid explains the responses, if the layer has that view of an image
@@ -320,6 +330,7 @@ class Peaks:
             distance=sum(min(distance, 3.0) for distance in distances) / len(distances),
             unlikely=self.grid.kind == "tokens" or not covers(height, width, size),
             few=self.grid.kind == "tokens" and height * width < FEW,
+            missed=self.single and max(distances) > slack,
         )
 
 
@@ -349,6 +360,7 @@ def peaks_of(grid: Grid, moved: Tensor, patches: Sequence[Patch]) -> Peaks:
         (weights.sum(2) @ torch.arange(height, dtype=torch.float64)).numpy(),
         (weights.sum(1) @ torch.arange(width, dtype=torch.float64)).numpy(),
         (height, width),
+        grid.kind == "tokens" and bool((shares.amax((1, 2)) >= SINGLE).all()),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -56,6 +56,16 @@ class ServedAnswer:
 
     prediction: Prediction
     explanations: tuple[Explanation, ...]
+
+    def doubted(self, doubts: tuple[str, ...]) -> ServedAnswer:
+        """Return the answer with doubts about the request's prompts among the warnings of each
+        explanation."""
+        return replace(
+            self,
+            explanations=tuple(
+                replace(each, warnings=(*each.warnings, *doubts)) for each in self.explanations
+            ),
+        )
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,8 @@ def _summary(
         baselines={},
         chance={},
         findings=findings,
-        recommendation=None if reason else recommended(compared, photos, by_grids=True),
+        recommendation=None
+        if reason
+        else recommended(compared, photos, by_grids=True, worse_placed={}),
         why_none=reason,
     )

@@ -72,6 +72,7 @@ Runtime = TypeAliasType("Runtime", Literal["torch", "openvino"])
 WantedRuntime = TypeAliasType("WantedRuntime", Literal["torch", "openvino", "auto"])
 Activation = TypeAliasType("Activation", Literal["softmax", "sigmoid", "none"])
 WantedActivation = TypeAliasType("WantedActivation", Literal["auto", "softmax", "sigmoid", "none"])
+OutputKind = TypeAliasType("OutputKind", Literal["auto", "classes", "value"])
 Dtype = TypeAliasType("Dtype", Literal["float32", "bfloat16", "float16"])
 Weights = TypeAliasType("Weights", Literal["default", "none"])
 Interpolation = TypeAliasType(
@@ -81,7 +82,20 @@ ChannelOrder = TypeAliasType("ChannelOrder", Literal["rgb", "bgr"])
 ValueRange = TypeAliasType("ValueRange", Literal["0-1", "0-255"])
 DetectionForm = TypeAliasType(
     "DetectionForm",
-    Literal["auto", "boxes", "detr", "detr-sigmoid", "yolov5", "yolov8", "yolo-end2end"],
+    Literal[
+        "auto",
+        "boxes",
+        "detr",
+        "detr-sigmoid",
+        "rtdetr",
+        "yolov5",
+        "yolov5-seg",
+        "yolov8",
+        "yolov8-seg",
+        "yolov8-pose",
+        "yolov8-obb",
+        "yolo-end2end",
+    ],
 )
 MethodCost = TypeAliasType(
     "MethodCost",

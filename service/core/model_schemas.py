@@ -221,6 +221,12 @@ class ShiftDescription(Open):
     reference: int = Field(description="Photos in the reference.", examples=[400])
     live: int = Field(description="Different photos in the window.", examples=[480])
     moved: bool = Field(examples=[True])
+    unsure: bool = Field(
+        False,
+        description="Whether `p` is small and `psi` is not great: it has changed, by less than "
+        "what counts as moved.",
+        examples=[False],
+    )
     sentence: str = Field(
         examples=[
             "all classes: the share of the heat on the border rose from 0.12 to 0.41 (median)"
@@ -274,13 +280,14 @@ class DriftDescription(Open):
     )
     window: int = Field(description="Latest maps of a series that are compared.", examples=[500])
     moved: bool | None = Field(
-        description="Whether any statistic has moved; null if that is not known, because all "
-        "classes together were not compared and nothing else has moved. `missing` has the reason.",
+        description="Whether any statistic has moved; null if that is not known, because nothing "
+        "has moved, and all classes together were not compared or a statistic is unsure. `missing` "
+        "has the reason.",
         examples=[True],
     )
     missing: str | None = Field(
         None,
-        description="What a comparison of all classes together lacks; null if it was made.",
+        description="Why it is not known whether a statistic has moved; null if it is known.",
         examples=[None],
     )
     unknown: float | None = Field(

@@ -167,13 +167,14 @@ class Score(Open):
         None,
         description=(
             "How the value compares with those of the baselines: better than chance above the 95th "
-            "percentile of random maps, worse below the 5th. The uniform map is not compared with."
+            "percentile of misplaced maps, worse below the 5th. The uniform map is not compared "
+            "with."
         ),
         examples=["better than chance and an edge detector; no better than a centred Gaussian"],
     )
     percentile: float | None = Field(
         None,
-        description="Percentage of random maps that are worse.",
+        description="Percentage of the misplaced maps that are worse.",
         ge=0,
         le=100,
         examples=[98.3],
@@ -181,9 +182,10 @@ class Score(Open):
     random_maps: int = Field(
         0,
         description=(
-            "Number of random maps; `random` in `baselines` is their mean value. With fewer than "
-            "19 random maps, the percentile is that of Student's distribution with their mean "
-            "and spread; otherwise it is the rank among them."
+            "Number of misplaced maps: the same map turned about the centre, and mirrored. "
+            "`random` in `baselines` is their mean value. With fewer than 19 of them, the "
+            "percentile is that of Student's distribution with their mean and spread; otherwise it "
+            "is the rank among them."
         ),
         examples=[8],
     )
@@ -342,7 +344,9 @@ class MeanScore(Open):
 
     value: float = Field(description="Mean over the maps that have a value.")
     low: float | None = Field(
-        None, description="Lower end of the mean's 95 % interval over the images, by bootstrap."
+        None,
+        description="Lower end of the mean's 95 % interval over the images, by Student's "
+        "distribution; null for fewer than three.",
     )
     high: float | None = Field(None, description="Its upper end.")
     maps: int = Field(description="Number of these maps.")

@@ -26,6 +26,8 @@ from service.core.platforms import platform_settings
 from service.core.pydantic_errors import mistake
 
 PREFIX = "GRADCAM_"
+FULL_BATCHES = 3
+"""Number of full batches that fit: one is prepared, one waits and one is computed."""
 
 
 # An environment variable separates the names with commas.
@@ -181,7 +183,8 @@ class Settings(BaseModel):
         1024,
         ge=1,
         description="most images in work for one model, waiting ones included, at most half of "
-        "them of costly methods; beyond it requests get a 429",
+        "them of costly methods; beyond it requests get a 429. Unless it is set, three full "
+        "batches on each of the model's devices fit in any case",
     )
     target_seconds: float = Field(
         2.0,
@@ -207,7 +210,8 @@ class Settings(BaseModel):
         100_000_000,
         ge=1,
         description="pixels of all photos held at a time, from decoding to drawing, some 30 bytes "
-        "each; further ones wait",
+        "each; further ones wait. Unless it is set, photos of 640 × 480 pixels for three full "
+        "batches of a model fit in any case",
     )
     max_connections: int = Field(
         1000, ge=1, description="most connections at a time; beyond it they get a 503"
@@ -338,6 +342,11 @@ class Settings(BaseModel):
     traces: bool = Field(
         False, description="send OpenTelemetry traces where OTEL_EXPORTER_OTLP_ENDPOINT says"
     )
+
+    def fitting(self, name: str, batch: int) -> int:
+        """Return the number of images that fit although the limit `name` is smaller, by the number
+        of images in a full batch of a model; 0 if the limit was set."""
+        return 0 if name in self.model_fields_set else FULL_BATCHES * batch
 
 
 def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:

@@ -3,8 +3,9 @@
     async with Batcher(run, max_batch=16, max_queue=256) as batcher:
         outcome = await batcher.submit(item)
 
-A single item runs at once if the worker is idle; under load, batches grow by themselves. The module
-is generic: it depends on neither torch nor HTTP.
+A single item runs at once if the worker is idle; under load, batches grow by themselves. While a
+device computes one batch, the worker begins the next one, if that is no smaller: the device has no
+pause, and a batch that could still grow waits. The module depends on neither torch nor HTTP.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from service.backend.answers import Outcome
 from service.core.pool import Priority
@@ -54,6 +57,18 @@ class BatcherClosed(Exception):
         self.blamed = blamed
 
 
+Produced = TypeVar("Produced", covariant=True)
+Given = TypeVar("Given")
+
+
+@runtime_checkable
+class Later(Protocol[Produced]):
+    """The results of a batch that a device computes yet."""
+
+    def finish(self) -> Sequence[Produced | Exception]:
+        """Wait for the device; return the results."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Entry(Generic[Item, Result]):
     item: Item
@@ -61,16 +76,23 @@ class _Entry(Generic[Item, Result]):
     submitted: float
     begun: float
     """Time at which the first step of the item's work was submitted."""
+    key: Hashable
+    cost: Hashable
+    background: bool
+
+
+Entries = list[_Entry[Item, Result]]
 
 
 class Batcher(Generic[Item, Result]):
     """Gathers items into batches and runs one batch at a time, in a single thread of its own.
 
     Args:
-        run: takes a batch and returns a result for each item, in order. An exception that it
-            *returns* for an item fails only that item. If it *raises*, the batch is halved and
-            tried again, down to the single item that causes the exception.
-        key: returns an item's key; only items with equal keys share a batch.
+        run: takes a batch and returns a result for each item, in order, or a `Later`, which is
+            finished in a second thread. An exception that it *returns* for an item fails only that
+            item. If it *raises*, the batch is halved and tried again, down to the single item that
+            causes the exception.
+        key: returns an item's key, when it is submitted; only items with equal keys share a batch.
         cost: returns an item's cost class. Classes with waiting items take turns, whatever the
             number of their items, so that cheap items do not wait for all the expensive items
             that were queued before them.
@@ -97,7 +119,7 @@ class Batcher(Generic[Item, Result]):
 
     def __init__(
         self,
-        run: Callable[[list[Item]], Sequence[Result | Exception]],
+        run: Callable[[list[Item]], Sequence[Result | Exception] | Later[Result]],
         *,
         key: Callable[[Item], Hashable] = lambda item: None,
         cost: Callable[[Item], Hashable] = lambda item: None,
@@ -125,7 +147,11 @@ class Batcher(Generic[Item, Result]):
         self._patience = patience
         self._name = name
         self._prepare = prepare
-        self._running = 0
+        self._under_way: deque[Entries[Item, Result]] = deque()
+        """The batches that run or that the device computes, at most two."""
+        self._finishing: asyncio.Task[None] | None = None
+        """Waits for the older one of these."""
+        self._last_end = 0.0
         self._started: float | None = None
         self._queue: deque[_Entry[Item, Result]] = deque()
         self._wake = asyncio.Event()
@@ -135,6 +161,9 @@ class Batcher(Generic[Item, Result]):
     async def __aenter__(self) -> Batcher[Item, Result]:
         self._executor = ThreadPoolExecutor(
             1, thread_name_prefix=self._name, initializer=self._prepare
+        )
+        self._finisher = ThreadPoolExecutor(
+            1, thread_name_prefix=f"{self._name}, answers", initializer=self._prepare
         )
         self._worker = asyncio.create_task(self._work(), name=self._name)
         return self
@@ -148,7 +177,11 @@ class Batcher(Generic[Item, Result]):
                 if not self._abandoned:
                     self._worker.result()
         finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        for executor in (self._executor, self._finisher):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def alive(self) -> bool:
@@ -157,7 +190,8 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def running_seconds(self) -> float:
-        """Seconds since the current batch started; 0 if no batch is running."""
+        """Seconds since the oldest batch under way started, or the one before it ended; 0 if there
+        is none."""
         return 0.0 if self._started is None else perf_counter() - self._started
 
     async def abandon(self) -> None:
@@ -167,7 +201,7 @@ class Batcher(Generic[Item, Result]):
         if self._worker:
             self._worker.cancel()
             await asyncio.wait([self._worker])
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._shut_down()
 
     def __len__(self) -> int:
         """Return the number of waiting items."""
@@ -176,7 +210,7 @@ class Batcher(Generic[Item, Result]):
     @property
     def load(self) -> int:
         """Number of items that wait or run."""
-        return len(self) + self._running
+        return len(self) + sum(map(len, self._under_way))
 
     def submit(self, item: Item, *, begun: float | None = None) -> asyncio.Future[Outcome[Result]]:
         """Queue an item at once. Await the returned future for its outcome; cancel the future to
@@ -198,8 +232,11 @@ class Batcher(Generic[Item, Result]):
             raise BatcherFull(f"{len(self._queue)} items are waiting")
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         now = perf_counter()
-        self._queue.append(_Entry(item, future, now, now if begun is None else begun))
-        if self._priority(item) == "interactive":
+        background = self._priority(item) == "background"
+        begun = now if begun is None else begun
+        entry = _Entry(item, future, now, begun, self._key(item), self._cost(item), background)
+        self._queue.append(entry)
+        if not background:
             self._last_other = now
         self._wake.set()
         return future
@@ -208,55 +245,69 @@ class Batcher(Generic[Item, Result]):
         try:
             while True:
                 if batch := self._next_batch():
-                    try:
-                        await self._process(batch)
-                    finally:  # if the worker is cancelled, no item is left without a result
-                        self._end(batch)
-                    if self._priority(batch[0].item) == "background":
+                    await self._process(batch)
+                    if batch[0].background:
                         await asyncio.sleep(0)  # its caller submits the next step, which goes first
-                elif self._closing:
+                elif self._closing and not self._under_way:
                     return
                 else:
                     self._wake.clear()
                     await self._wake.wait()
-        finally:
+        finally:  # if the worker is cancelled, no item is left without a result
+            if self._finishing:
+                self._finishing.cancel()
+            for batch in list(self._under_way):
+                self._end(batch)
             for entry in self._queue:
                 if not entry.future.done():
                     entry.future.set_exception(BatcherClosed("the worker has ended"))
             self._queue.clear()
 
-    def _end(self, batch: list[_Entry[Item, Result]]) -> None:
+    def _begin(self, batch: Entries[Item, Result]) -> float:
+        now = perf_counter()
+        if not self._under_way:
+            self._started = now
+        self._under_way.append(batch)
+        return now
+
+    def _end(self, batch: Entries[Item, Result]) -> None:
         """Give each entry of a batch a result, unless it has one. In a method of its own, because
         the loop's variable would keep the last item in memory until the next one comes."""
         ended = BatcherClosed("the worker has ended", blamed=self._abandoned)
         for entry in batch:
             self._settle(entry, ended, 0, len(batch))
+        if batch in self._under_way:
+            self._under_way.remove(batch)
+        self._started = perf_counter() if self._under_way else None
+        self._wake.set()
 
     def _next_batch(self) -> list[_Entry[Item, Result]]:
         """Remove and return the oldest entry of the cost class whose turn it is, together with
-        other entries of the same key."""
+        other entries of the same key; nothing if the device computes a larger batch."""
         self._queue = deque(entry for entry in self._queue if not entry.future.cancelled())
         now = perf_counter()
         interactive: list[_Entry[Item, Result]] = []
         background: list[_Entry[Item, Result]] = []
         for entry in self._queue:
-            is_other = self._priority(entry.item) == "background"
-            (background if is_other else interactive).append(entry)
+            (background if entry.background else interactive).append(entry)
         candidates, most = interactive, self.interactive_batch
         if background and (not interactive or self._is_starved(background[0], now)):
             candidates = sorted(background, key=lambda entry: entry.begun)
             most = self._courteous
-            self._last_background = now
         elif self._stands(now):
             candidates.reverse()
         if not candidates:
             return []
-        waiting = dict.fromkeys(self._cost(entry.item) for entry in candidates)
+        waiting = dict.fromkeys(entry.cost for entry in candidates)
         cost = min(waiting, key=lambda class_: self._turns.get(class_, 0))
+        oldest = next(entry for entry in candidates if entry.cost == cost)
+        alike = (entry for entry in candidates if entry.key == oldest.key)
+        batch = list(islice(alike, most))
+        if self._under_way and len(batch) < min(len(self._under_way[-1]), most):
+            return []
         self._turns[cost] = max(self._turns.values(), default=0) + 1
-        oldest = next(entry for entry in candidates if self._cost(entry.item) == cost)
-        key = self._key(oldest.item)
-        batch = [entry for entry in candidates if self._key(entry.item) == key][:most]
+        if candidates is not interactive:
+            self._last_background = now
         taken = set(map(id, batch))
         self._queue = deque(entry for entry in self._queue if id(entry) not in taken)
         if candidates is interactive:
@@ -292,21 +343,54 @@ class Batcher(Generic[Item, Result]):
             return self._max_batch
         return min(max(int(COURTESY_SECONDS / self._item_seconds), 1), self._max_batch)
 
-    async def _process(self, batch: list[_Entry[Item, Result]]) -> None:
+    async def _process(self, batch: Entries[Item, Result]) -> None:
+        """Run a batch, and deliver its results, or have them delivered once the device is done."""
         batch = [entry for entry in batch if not entry.future.done()]
         if not batch:
             return
-        started = perf_counter()
-        loop = asyncio.get_running_loop()
-        items = [entry.item for entry in batch]
-        self._running, self._started = len(items), started
+        started = self._begin(batch)
+        handed_over = False
         try:
-            results = await loop.run_in_executor(self._executor, self._attempt, items)
+            attempt = partial(self._run, [entry.item for entry in batch])
+            results = await self._in_thread(self._executor, attempt, len(batch))
+            if isinstance(results, Later):
+                if self._finishing:  # of the batch before
+                    await asyncio.wait([self._finishing])
+                finishing = self._finish(batch, results, started)
+                self._finishing = asyncio.create_task(finishing, name=f"{self._name}, answers")
+                handed_over = True
+            else:
+                await self._deliver(batch, results, started)
         finally:
-            self._running, self._started = 0, None
-        self._item_seconds += (
-            (perf_counter() - started) / len(items) - self._item_seconds
-        ) / MEMORY
+            if not handed_over:
+                self._end(batch)
+
+    async def _finish(
+        self, batch: Entries[Item, Result], later: Later[Result], started: float
+    ) -> None:
+        try:
+            results = await self._in_thread(self._finisher, later.finish, len(batch))
+            await self._deliver(batch, results, started)
+        finally:
+            self._end(batch)
+
+    async def _in_thread(
+        self, executor: ThreadPoolExecutor, function: Callable[[], Given], count: int
+    ) -> Given | Exception:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor, self._caught, function, count)
+
+    async def _deliver(
+        self,
+        batch: Entries[Item, Result],
+        results: Sequence[Result | Exception] | Exception,
+        started: float,
+    ) -> None:
+        """Give each entry its result. A batch that failed is halved and tried again."""
+        now = perf_counter()
+        took = (now - max(started, self._last_end)) / len(batch)
+        self._item_seconds += (took - self._item_seconds) / MEMORY
+        self._last_end = now
         if not isinstance(results, Exception):
             for entry, result in zip(batch, results, strict=True):
                 self._settle(entry, result, started, len(batch))
@@ -314,22 +398,32 @@ class Batcher(Generic[Item, Result]):
             self._settle(batch[0], results, started, 1)
         else:
             middle = len(batch) // 2
-            await self._process(batch[:middle])
-            await self._process(batch[middle:])
+            for half in (batch[:middle], batch[middle:]):
+                if waiting := [entry for entry in half if not entry.future.done()]:
+                    started = perf_counter()
+                    whole = partial(self._whole, [entry.item for entry in waiting])
+                    results = await self._in_thread(self._executor, whole, len(waiting))
+                    await self._deliver(waiting, results, started)
 
-    def _attempt(self, items: list[Item]) -> Sequence[Result | Exception] | Exception:
-        """Run a batch in the thread. Exceptions are returned, not raised: a future cannot hold
+    def _whole(self, items: list[Item]) -> Sequence[Result | Exception]:
+        """Run a batch to its end."""
+        given = self._run(items)
+        return given.finish() if isinstance(given, Later) else given
+
+    @staticmethod
+    def _caught(function: Callable[[], Given], count: int) -> Given | Exception:
+        """Call a function in a thread. Exceptions are returned, not raised: a future cannot hold
         StopIteration, and an exception such as SystemExit would end the event loop."""
         try:
-            results = self._run(items)
+            results = function()
         except StopIteration as error:
             return RuntimeError(f"a StopIteration escaped: {error}")
         except Exception as error:
             return error
         except BaseException as error:
             return RuntimeError(f"a {type(error).__name__} escaped: {error}")
-        if len(results) != len(items):
-            return RuntimeError(f"{len(results)} results for a batch of {len(items)}")
+        if isinstance(results, Sequence) and len(results) != count:
+            return RuntimeError(f"{len(results)} results for a batch of {count}")
         return results
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""The engine of one model on one device: a batcher and a single worker thread that calls `cam`.
+"""The engine of one model on one device: a batcher whose worker thread calls `cam`.
 
 A forward hook on a shared module fires for the forward passes of every thread, so correct maps
-require a single thread.
+require that one thread at a time runs the model. An accelerator is only given its work there: a
+second thread waits for it and makes the answers, while the next batch is given.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from time import monotonic, perf_counter
 from typing import Any, Final, cast
 
@@ -42,9 +45,12 @@ from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.randomisation import randomised_in_steps
 from cam.explanation import Answer as Explained
 from cam.explanation import join
+from cam.hooks.inference import alone
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
+from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import CompiledPath
+from cam.passes.onepass import advise, begin_batch
 from cam.prompts import checked_prompts
 from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
@@ -74,8 +80,8 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.pool import Priority
-from service.engine.batcher import Batcher, BatcherClosed, BatcherFull
-from service.engine.warming import warm_paths
+from service.engine.batcher import Batcher, BatcherClosed, BatcherFull, Later
+from service.engine.warming import WarmPath, warm_paths
 from service.loading.devices import bind, is_of_memory
 from service.loading.served_model import ServedModel
 
@@ -132,6 +138,7 @@ class Engine:
         cores: numbers of the CPU cores to which the worker thread, and the threads that torch
             starts from it, are bound; None for all cores.
         images: number of images that will be explained; None if that is not known.
+        changed: called when the fast path was prepared while requests were answered.
     """
 
     def __init__(
@@ -143,8 +150,10 @@ class Engine:
         patience: float = 0.0,
         cores: Sequence[int] | None = None,
         images: int | None = None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
+        self._changed = changed
         self._images = math.inf if images is None else images
         self._fullest = min(model.max_batch, max_queue)
         group = BACKGROUND_GROUP if model.device.type == "cpu" else model.max_batch
@@ -156,6 +165,7 @@ class Engine:
         """Number of images for which the weights are randomised, or will be, one at a time: each
         holds a second copy of the weights."""
         self._fast: CompiledPath | None = None
+        self._settling: asyncio.Task[None] | None = None
         self._texts: LRUCache[ReadText, TextTarget] = LRUCache(TEXTS)
         self._asked = False
         """Whether the worker thread runs the model with prompts of a request as its classes."""
@@ -198,6 +208,8 @@ class Engine:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
+        if self._settling:
+            self._settling.cancel()
         await self.batcher.__aexit__(*raised)
 
     async def warm(self) -> None:
@@ -210,7 +222,11 @@ class Engine:
         await self._batch(1)
         if self.model.paths:
             worth = self._images * await self._batch(1)
-            await self._submit(_Item(self._sample(), (NOTHING,), self._settle_fast(worth)))
+            if self.model.device.type == "cpu":
+                await self._submit(_Item(self._sample(), (NOTHING,), self._settle_fast(worth)))
+            else:
+                settling = self._settle_beside(worth)
+                self._settling = asyncio.create_task(settling, name="prepare the fast path")
         log.info("model %s: warming batches of up to %d images", self.model.name, self._fullest)
         await self._batch(self._fullest)
         await self._choose_batch()
@@ -260,11 +276,29 @@ class Engine:
         return max([(await future).run_seconds for future in futures])
 
     def _settle_fast(self, worth: float) -> Steps:
-        if warm := warm_paths(self.model, worth):
-            self._fast, self.fidelities = warm.path, warm.fidelities
-        self.model = replace(self.model, paths=())  # frees the paths that are not used
+        self._take(warm_paths(self.model, worth))
         yield from ()
         return []
+
+    async def _settle_beside(self, worth: float) -> None:
+        """Prepare the fast path in a thread of its own, while the exact one answers: a compiler
+        takes minutes. The thread ends when it is done, also if the engine was left before."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"prepare {self.model.name}")
+        loop = asyncio.get_running_loop()
+        try:
+            warm = await loop.run_in_executor(thread, warm_paths, self.model, worth)
+        except Exception:
+            log.exception("model %s has no fast path", self.model.name)
+            warm = None
+        finally:
+            thread.shutdown(wait=False)
+        self._take(warm)
+        self._changed()
+
+    def _take(self, warm: WarmPath | None) -> None:
+        if warm:
+            self.fidelities, self._fast = warm.fidelities, warm.path
+        self.model = replace(self.model, paths=())  # frees the paths that are not used
 
     @property
     def runtime(self) -> Runtime:
@@ -296,9 +330,13 @@ class Engine:
         several of one-pass methods, which share the forward pass. The weights are randomised for
         one image at a time."""
         item = self._item(work)
+        if item.repeatable and self._settling:
+            await asyncio.wait([self._settling])  # a job has all its maps by one path
+        doubts: tuple[str, ...] = ()
         if isinstance(work, Explain | Evaluate | Observe) and work.prompts:
             encoding = replace(item, pixels=NO_PIXELS, steps=self._encoded(work.prompts))
-            weight: Any = (await self._finished(encoding, None)).value
+            encoded: Any = (await self._finished(encoding, None)).value
+            weight, doubts = encoded
             item = replace(item, prompts=work.prompts, weight=weight)
         if isinstance(work, AnswerQuestion):
             async with self._answering:
@@ -312,6 +350,8 @@ class Engine:
                     outcome = await self._finished(item, progress)
             finally:
                 self.randomising -= 1
+        if isinstance(outcome.value, ServedAnswer) and doubts:
+            outcome = replace(outcome, value=outcome.value.doubted(doubts))
         if isinstance(work, Explain):
             self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
         return cast(Outcome[Value], outcome)
@@ -352,15 +392,17 @@ class Engine:
         )
 
     def _encoded(self, prompts: Sequence[str]) -> Steps:
-        """Return the rows of the model's `weight` for prompts, (P, D). Each one that is not known
-        is encoded in a step of its own, so that other items do not wait for all of them."""
-        rows = []
+        """Return the rows of the model's `weight` for prompts, (P, D), and what is doubtful about
+        them. Each one that is not known is encoded in a step of its own, so that other items do not
+        wait for all of them."""
+        targets = []
         for turn, prompt in enumerate(checked_prompts(prompts)):
             work = ReadText(prompt)
             if work not in self._texts:
                 yield Progress(turn, len(prompts))
-            rows.append(self._target(work).weights)
-        return np.concatenate(rows)
+            targets.append(self._target(work))
+        doubts = tuple(doubt for target in targets for doubt in target.doubts)
+        return np.concatenate([target.weights for target in targets]), doubts
 
     def _read(self, work: ReadText) -> Steps:
         """Encode a text in the worker thread, in one step."""
@@ -496,9 +538,9 @@ class Engine:
                 retry_after=RETRY_AFTER_SECONDS,
             ) from None
 
-    def _run(self, items: list[_Item]) -> list[object]:
+    def _run(self, items: list[_Item]) -> list[object] | Later[object]:
         try:
-            with self._asking(items[0].weight):
+            with alone(self.model.module), self._asking(items[0].weight):
                 return self._work(items)
         except (MemoryError, RuntimeError) as error:
             if is_of_memory(error) and self.model.device.type != "cpu":
@@ -519,46 +561,89 @@ class Engine:
         finally:
             module.weight, self._asked = own, False
 
-    def _work(self, items: list[_Item]) -> list[object]:
+    def _work(self, items: list[_Item]) -> list[object] | Later[object]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
-        with self._metrics.phase_seconds.labels(phase="forward_backward").time():
-            if items[0].steps:
+        took = self._metrics.phase_seconds.labels(phase="forward_backward")
+        if items[0].steps:
+            with took.time():
                 try:
                     return [next(items[0].steps)]
                 except StopIteration as stop:
                     return [stop.value]
-            repeatable = any(item.repeatable for item in items)
-            if not repeatable or not self._of_usual_size(items[0].pixels):
-                return self._explained(items)
+        begun = perf_counter()
+        groups = [items]
+        if self._of_usual_size(items[0].pixels) and any(item.repeatable for item in items):
             # The last bits of a map depend on the number of images in the batch, not on which
             # images they are. Batches of a fixed size give a job the same maps if it continues
             # after a crash and its images are batched differently. Grids of audits, which have
             # another size, would be several times as expensive so.
-            answers: list[object] = []
-            for start in range(0, len(items), self._group):
-                some = items[start : start + self._group]
-                full = some + some[:1] * (self._group - len(some))
-                answers += self._explained(full)[: len(some)]
-            return answers
+            some = [
+                items[start : start + self._group] for start in range(0, len(items), self._group)
+            ]
+            groups = [each + each[:1] * (self._group - len(each)) for each in some]
+        parts = [self._explained(group) for group in groups]
+        computed = _Computed(parts, len(items), lambda: took.observe(perf_counter() - begun))
+        # Without a device that computes yet, another thread would only be in the way.
+        return computed if computed.waits and not self._asked else computed.finish()
 
-    def _explained(self, items: list[_Item]) -> list[object]:
+    def _explained(self, items: list[_Item]) -> _Part:
         model, pixels = self.model, [item.pixels for item in items]
         rounds = len(items[0].questions)
         questions = [item.questions[turn] for turn in range(rounds) for item in items]
-        if self._fast and self._is_fast(items[0]):
+        if self._fast and all(map(self._is_fast, items)):
             images = model.normalise(np.stack(pixels)).contiguous()
             answers = self._fast.explain(images, questions)
         else:
             images = self._input(pixels, channels_last=model.channels_last)
-            head, reading = model.head, model.reading
-            answers = explain_batch(model.module, images, questions, head=head, reading=reading)
-        return [_plain(join(answers[turn :: len(items)])) for turn in range(len(items))]
+            answers = begin_batch(
+                model.module, images, questions, head=model.head, reading=model.reading
+            )
+        return _Part(answers, len(items), partial(self._advise, images, answers))
+
+    def _advise(self, images: Tensor, answers: BatchAnswer) -> None:
+        if answers.unreached:
+            advise(self.model.module, images.to(self.model.dtype), answers, self.model.reading)
 
     def _input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
         """Return images of one size, normalised and in the model's dtype, as (N, 3, H, W)."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = self.model.normalise(np.stack(pixels)).to(self.model.dtype)
         return images.contiguous(memory_format=layout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The answers about the images of a batch, which may be computed yet."""
+
+    answers: BatchAnswer
+    """First the first question's of each image."""
+    images: int
+    advise: Callable[[], None]
+    """Completes the answers; it may run the model."""
+
+    def finish(self) -> Iterator[object]:
+        self.advise()
+        for turn in range(self.images):
+            yield _plain(join(self.answers[turn :: self.images]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """The parts of a batch, as `Later` results. Of a part that was filled up, the first count."""
+
+    parts: Sequence[_Part]
+    count: int
+    ended: Callable[[], None]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a device computes yet."""
+        return any(part.answers.waits for part in self.parts)
+
+    def finish(self) -> list[object]:
+        found = list(islice(chain.from_iterable(p.finish() for p in self.parts), self.count))
+        self.ended()
+        return found
 
 
 def smallest_that_pays(seconds: Mapping[int, float]) -> int:
@@ -588,13 +673,12 @@ def _plain(answer: Explained | CamError) -> ServedAnswer | CamError:
 
 def _prediction(said: Output) -> Prediction:
     if said.logits is not None:
-        likely = None if said.probabilities is None else said.probabilities.numpy()
-        # A copy, because a view would keep the logits of the whole batch in memory.
+        # Copies, because views would keep the numbers of the whole batch in memory.
+        likely = None if said.probabilities is None else said.probabilities.numpy().copy()
         return Prediction(said.logits.numpy().copy(), likely)
     if said.segments is not None:
-        wins = said.segments.argmax(0).flatten()
-        counts = wins.bincount(minlength=len(said.segments)).cpu().numpy()
-        return Prediction(shares=counts / len(wins))
+        counts = np.bincount(said.wins.ravel(), minlength=len(said.segments))
+        return Prediction(shares=counts / counts.sum())
     assert said.detections is not None
     boxes = said.detections
     return Prediction(boxes=Boxes(boxes.boxes.numpy(), boxes.labels.numpy(), boxes.scores.numpy()))

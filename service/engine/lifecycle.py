@@ -32,6 +32,8 @@ class ModelLifecycle:
     Args:
         essential: whether the service is ready only if this model is ready.
         max_queue: largest number of images that wait for the model, on all devices together.
+        fitting: returns the number of images that may wait for a device although `max_queue` is
+            smaller, by the size of its largest batch.
         patience: seconds that an image may wait before the newest ones are taken first.
         cache_bytes: size of the cache of answers, in bytes.
         hang_seconds: seconds after which a batch that still runs counts as hung.
@@ -47,6 +49,7 @@ class ModelLifecycle:
         *,
         essential: bool,
         max_queue: int,
+        fitting: Callable[[int], int] = lambda batch: 0,
         patience: float = 0.0,
         cache_bytes: int,
         hang_seconds: float,
@@ -67,6 +70,7 @@ class ModelLifecycle:
         self.loading = False
         """Whether a thread builds the model, even if its result is no longer needed."""
         self._queue = -(-max_queue // len(entry.copies))
+        self._fitting = fitting
         self._patience = patience
         self._cache_bytes = cache_bytes
         self._hang_seconds = hang_seconds
@@ -183,11 +187,12 @@ class ModelLifecycle:
         model = await self._in_thread(self._load, copy)
         engine = Engine(
             model,
-            max_queue=self._queue,
+            max_queue=max(self._queue, self._fitting(model.max_batch)),
             patience=self._patience,
             metrics=self._metrics,
             cores=_cores(self.entry)[turn],
             images=self._images,
+            changed=self._changed,
         )
         scope = self._open[engine] = AsyncExitStack()
         await scope.enter_async_context(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 
 from service.backend.interface import NO_MODEL, unknown_model
@@ -247,6 +248,7 @@ class ModelManager:
             entry,
             essential=essential,
             max_queue=self._settings.max_queue,
+            fitting=partial(self._settings.fitting, "max_queue"),
             patience=self._settings.target_seconds,
             cache_bytes=self._settings.cache_bytes,
             hang_seconds=self._settings.hang_seconds,

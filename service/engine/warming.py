@@ -173,7 +173,7 @@ def _judged(
         fidelity.enough and (fidelity.exact or not model.exact) for fidelity in judged.values()
     ):
         raise Unfaithful(_slow(model, methods, judged))
-    seconds = _seconds(model, path.explain, images)
+    seconds = _seconds(model, lambda *asked: path.explain(*asked).wait(), images)
     if model.exact:
         plain = _seconds(model, partial(_exact, model), images)
         if seconds > MARGIN * plain:
@@ -220,7 +220,7 @@ def _images(model: ServedModel) -> Tensor:
 
 def _exact(
     model: ServedModel, images: Tensor, questions: Sequence[Question]
-) -> list[Answer | CamError]:
+) -> Sequence[Answer | CamError]:
     laid_out = torch.channels_last if model.channels_last else torch.contiguous_format
     given = images.to(model.dtype).contiguous(memory_format=laid_out)
     return explain_batch(model.module, given, questions, head=model.head, reading=model.reading)

@@ -225,6 +225,7 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
             reference=moved.reference,
             live=moved.live,
             moved=moved.moved,
+            unsure=moved.unsure,
             sentence=moved.sentence(label(moved.index)),
         )
 
@@ -238,7 +239,11 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
             sentence=few.sentence(label(few.index)),
         )
 
-    ordered = sorted(comparison.shifts, key=lambda one: not one.moved) if comparison else []
+    ordered = (
+        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
+        if comparison
+        else []
+    )
     return DriftDescription(
         model=drift.origin.model,
         method=drift.origin.method,

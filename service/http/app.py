@@ -119,11 +119,19 @@ def make_app(
         except Problem:  # there is no such model, or it loads
             return 0.0
 
+    def fitting(model: str) -> int:
+        try:
+            replicas = manager.replicas(model)
+        except Problem:
+            return 0
+        return settings.fitting("max_queue", replicas.copies * replicas.model.max_batch)
+
     admission = Admission(
         settings.max_queue,
         allowed=allowed_by(settings),
         metrics=metrics,
         counts=counts,
+        fitting=fitting,
         warmed=warmed,
     )
     keys = keys_of_restart(settings.keys) if settings.keys else None

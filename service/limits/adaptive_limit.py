@@ -79,7 +79,7 @@ class AdaptiveLimit:
 
     Args:
         name: name of the sums and cells in `counts`.
-        most: the largest limit.
+        most: returns the largest limit.
         allowed: the seconds that a request may take.
         warmed: returns the answers a second that the model gave before any request came; 0 if that
             is not known.
@@ -89,7 +89,7 @@ class AdaptiveLimit:
     def __init__(
         self,
         name: str,
-        most: int,
+        most: Callable[[], int],
         *,
         allowed: Allowed,
         counts: ServiceCounts,
@@ -127,13 +127,13 @@ class AdaptiveLimit:
         """Return the limit for a request whose caller allows `seconds`."""
         rate, alone, allowed = self.rate, self._cells[ALONE], self.allowed(seconds)
         if math.isinf(allowed):
-            return self._most
+            return self._most()
         if rate:
             # A caller who allows no more time would not get the answer of a part of a place.
             wanted = rate * allowed + (1 - STARTED if allowed < seconds else 0)
         else:  # as many as are answered in time one after the other
             wanted = max(FIRST, allowed / alone if alone else 0)
-        return int(min(max(wanted, LEAST), self._most))
+        return int(min(max(wanted, LEAST), self._most()))
 
     def note(self, seconds: float, *, found: int, waiting: int, batch: int) -> None:
         """Record a request that has been answered.

@@ -68,6 +68,7 @@ class Admission:
         allowed: the seconds that a request may take, see `AdaptiveLimit`; by default, nothing but
             `room` limits the images.
         counts: the counts of the whole service; by default, this process is alone.
+        fitting: returns the number of images of a model that fit although `room` is smaller.
         warmed: returns the images a second of a model, as its warm-up has measured them; 0 if that
             is not known.
         clock: returns the time in seconds.
@@ -80,6 +81,7 @@ class Admission:
         metrics: Metrics,
         allowed: Allowed = without_end,
         counts: ServiceCounts | None = None,
+        fitting: Callable[[str], int] = lambda model: 0,
         warmed: Callable[[str], float] = lambda model: 0.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -87,6 +89,7 @@ class Admission:
         self._allowed = allowed
         self._metrics = metrics
         self._counts = counts or LocalCounts()
+        self._fitting = fitting
         self._warmed = warmed
         self._clock = clock
         self._models: dict[str, _Model] = {}
@@ -165,7 +168,7 @@ class Admission:
         """Return the limit of a model."""
         return AdaptiveLimit(
             f"limit of {model}",
-            self._room,
+            lambda: self._room_of(model),
             allowed=self._allowed,
             counts=self._counts,
             warmed=lambda: self._warmed(model),
@@ -200,14 +203,17 @@ class Admission:
                 self._counts.add(name, -number)
             self._counts.touch()
 
+    def _room_of(self, model: str) -> int:
+        return max(self._room, self._fitting(model))
+
     def _check(self, model: str, count: int, costly: int, *, already: bool) -> None:
         """Check that there is room for images.
 
         Args:
             already: whether they are counted already.
         """
-        half = -(-self._room // 2)
-        for kind, number, room in ((IMAGES, count, self._room), (COSTLY, costly, half)):
+        whole = self._room_of(model)
+        for kind, number, room in ((IMAGES, count, whole), (COSTLY, costly, -(-whole // 2))):
             if not number:
                 continue
             held = self._counts.total(f"{kind} of {model}") - (number if already else 0)

@@ -18,6 +18,7 @@ from typing import Final
 from service.core.pool import Pool, Priority
 from service.limits.counters import LocalCounts, ServiceCounts
 
+PHOTO_PIXELS: Final = 640 * 480
 LOOK_SECONDS: Final = 0.002
 """Seconds after which a process looks again whether others have freed room."""
 
@@ -55,6 +56,12 @@ class PhotoPool(Pool):
         self._looking: asyncio.TimerHandle | None = None
         self._waiting: list[PixelReservation] = []
         self._held: Counter[str] = Counter()
+
+    def fit(self, pixels: int) -> None:
+        """Make room for so many pixels at a time."""
+        if pixels > self._room:
+            self._room = pixels
+            self._let_in()
 
     @asynccontextmanager
     async def hold(self, pixels: int, whose: str = "") -> AsyncIterator[None]:
@@ -160,3 +167,7 @@ class PixelBudget:
         pool = self.large if pixels > self._bound else self.small
         async with pool.hold(pixels, whose):
             yield pool
+
+    def fit(self, images: int) -> None:
+        """Make room for so many ordinary photos at a time."""
+        self.small.fit(images * PHOTO_PIXELS)

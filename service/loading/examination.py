@@ -14,7 +14,7 @@ from torch import nn
 from cam import Layer, Reading, survey
 from cam.hooks.grids import Location
 from cam.methods.abilities import unsuited
-from cam.outputs.output import size_of
+from cam.outputs.outputs import size_of
 from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.layout import laid_out, lay_out
 from cam.positions.locate import locate, remember

@@ -29,7 +29,7 @@ from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead, pooled_head
-from cam.outputs.output import watching
+from cam.outputs.outputs import watching
 from cam.outputs.reading import logits_of
 from cam.passes.openvino import LARGEST_BATCH, compiled, converted, is_installed
 from cam.positions.locate import locate

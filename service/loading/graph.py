@@ -16,7 +16,7 @@ import hashlib
 import json
 from ast import literal_eval
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise, product
@@ -53,6 +53,8 @@ ENDINGS: Final[dict[str, Literal["softmax", "sigmoid"]]] = {
 """Operations that end a network and turn logits into probabilities."""
 AFTER_MEAN: Final = {"Reshape", "Squeeze", "Add", "Multiply"}
 """Operations between a mean and the logits that leave each class to itself."""
+SCALING: Final = {"Add", "Divide", "Multiply", "Subtract"}
+"""Operations that scale and shift by weights."""
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "softmax": partial(torch.softmax, dim=1),
     "sigmoid": torch.sigmoid,
@@ -159,6 +161,8 @@ class Chain(nn.Sequential):
     def __init__(self, parts: OrderedDict[str, nn.Module], digest: str) -> None:
         super().__init__(parts)
         self._digest = digest
+        self.names: Sequence[str] = ()
+        """Names of the classes, if they are known."""
 
     def get_extra_state(self) -> str:
         return self._digest
@@ -183,7 +187,7 @@ def read_graph(file: Path, wish: Wish) -> Graph:
             images and return one batch of logits.
     """
     network = _read(file)
-    digest, stated = _digest(network), _stated(network)
+    digest, stated, named = _digest(network), _stated(network), _named(network, file)
     size = _fit_input(network, wish)
     network = _with_output(network, wish.output)
     _fix_batch(network)
@@ -192,13 +196,15 @@ def read_graph(file: Path, wish: Wish) -> Graph:
     image = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
     expected = _in_batches(image, batch, lambda some: inferred(whole, some)[0])
     failure: Exception | None = None
-    fixed = _cut(network.clone(), batch, wish, False, digest)
+    fixed = _cut(network.clone(), batch, wish, False, digest, named)
     for differentiable, dynamic in product((True, False), repeat=2):
         try:
             form = _with_any_batch(network) if dynamic else network.clone()
-            graph = _cut(form, None if dynamic else batch, wish, differentiable, digest)
+            graph = _cut(form, None if dynamic else batch, wish, differentiable, digest, named)
             if _names(graph.module) != _names(fixed.module):
-                continue  # sizes that it computes from other tensors pass by the layers
+                # Sizes that it computes from other tensors pass by the layers.
+                failure = failure or RuntimeError("its layers depend on the number of images")
+                continue
             with torch.no_grad():
                 both = graph.module(image)
                 singly = torch.cat([graph.module(row[None]) for row in image])
@@ -391,10 +397,19 @@ def _with_any_batch(network: openvino.Model) -> openvino.Model:
 
 
 def _cut(
-    network: openvino.Model, batch: int | None, wish: Wish, differentiable: bool, digest: str
+    network: openvino.Model,
+    batch: int | None,
+    wish: Wish,
+    differentiable: bool,
+    digest: str,
+    named: Set[str],
 ) -> Graph:
     """Cut a network at its layers. With `differentiable`, the parts behind the last layers must be
-    of torch."""
+    of torch.
+
+    Args:
+        named: as `_named` returns it.
+    """
     from openvino._offline_transformations import apply_moc_transformations
 
     # The general simplifications that each conversion by OpenVINO's own command makes.
@@ -408,8 +423,8 @@ def _cut(
     if batch is None and end.partial_shape[0].is_static:
         raise RuntimeError("the batch is fixed inside the network")
     ordered = _between(parameter, network.get_ordered_ops(), end)
-    cuts, last = _layers(ordered, parameter, end, wish.layers)
-    names = [_title(cut, ordered) for cut in cuts]
+    cuts, last = _layers(ordered, parameter, end, wish.layers, named)
+    names = [_title(cut, ordered, named) for cut in cuts]
     parts: list[tuple[str, nn.Module]] = []
     ends = [parameter.output(0), *cuts, end]
     torch_from = len(cuts) - last + 1 if differentiable else len(ends)
@@ -463,8 +478,14 @@ def _layers(
     parameter: openvino.Node,
     end: openvino.Output,
     wanted: Sequence[str],
+    named: Set[str],
 ) -> tuple[list[openvino.Output], int]:
-    """Return the tensors to cut at, and how many of them have the last resolution."""
+    """Return the tensors to cut at, and how many of them have the last resolution.
+
+    Args:
+        wanted: names of further layers, as `_title` gives them or as the file does.
+        named: as `_named` returns it.
+    """
     bottlenecks = _bottlenecks(ordered, parameter, end)
     own = _own_maps(ordered)
     bottlenecks = [each for each in bottlenecks if each.get_node().get_name() not in own]
@@ -479,14 +500,21 @@ def _layers(
             "no tensor of the network lies on the image and is passed by every path from the input "
             "to the output, so no layer can be looked at"
         )
-    stream = STREAM if len(kept[-1][0].partial_shape) == 3 else 1
+    stream = 1
+    if len(kept[-1][0].partial_shape) == 3:
+        stream = STREAM
+        kept[-1] = [each for each in kept[-1] if not _is_scaled(each)]
     chosen = [group[-1] for group in kept[:-1]] + kept[-1][-stream:]
     # The first layer, before any rectifier, shows best where positions lie on the image.
     first = next(iter(groups.values()))[0]
     if all(_key(first) != _key(each) for each in chosen):
         chosen.insert(0, first)
     for name in wanted:
-        found = [each for each in bottlenecks if name in _names_of(each)]
+        found = [
+            each
+            for each in bottlenecks
+            if name in _names_of(each) or name == _title(each, ordered, named)
+        ]
         if not found and any(name in _names_of(op.output(0)) for op in ordered):
             raise GraphError(
                 f"{name!r} is no layer at which the network can be cut: other paths lead around it"
@@ -495,6 +523,21 @@ def _layers(
     order = [_key(each) for each in bottlenecks]
     chosen.sort(key=lambda each: order.index(_key(each)))
     return chosen, len(kept[-1][-stream:])
+
+
+def _is_scaled(tensor: openvino.Output) -> bool:
+    """Return whether the only operation that reads a tensor scales it or adds to it by weights, as
+    the scale and the shift of a normalisation do: the layer is what comes out behind them."""
+    readers = list(tensor.get_target_inputs())
+    if len(readers) != 1:
+        return False
+    reader = readers[0].get_node()
+    others = [source.get_node() for source in reader.input_values() if _key(source) != _key(tensor)]
+    return (
+        reader.get_type_name() in SCALING
+        and len(others) == 1
+        and others[0].get_type_name() in ("Constant", "Convert")
+    )
 
 
 def _own_maps(ordered: Sequence[openvino.Node]) -> set[str]:
@@ -581,18 +624,35 @@ def _name(tensor: Any) -> str:
     return str(min(tensor.names, default=tensor.node.get_friendly_name()))
 
 
-def _title(tensor: openvino.Output, ordered: Sequence[openvino.Node]) -> str:
-    """Return the name of a tensor as a layer. OpenVINO gives operations without a name another
-    number in each process; such an operation is named by its place among those of its kind."""
+def _title(tensor: openvino.Output, ordered: Sequence[openvino.Node], named: Set[str]) -> str:
+    """Return the name of a tensor as a layer: the one in the file. OpenVINO makes operations that
+    the file does not have, such as those of a normalisation, and numbers them anew at each load;
+    such an operation is named by its place among those of its kind.
+
+    Args:
+        named: as `_named` returns it.
+    """
     node = tensor.get_node()
     names = [name for name in tensor.names if not name.isdecimal()]
     if names:
         return _plain(min(names).removesuffix(":0"))
-    if node.get_friendly_name() != node.get_name():
+    if node.get_friendly_name() in named:
         return _plain(node.get_friendly_name())
     kind = node.get_type_name()
     alike = [each.get_name() for each in ordered if each.get_type_name() == kind]
     return f"{kind}_{alike.index(node.get_name())}"
+
+
+def _named(network: openvino.Model, file: Path) -> Set[str]:
+    """Return the names of the operations that the file itself names. A network that was just read
+    from ONNX calls its other operations by their kinds and numbers of this process; in OpenVINO's
+    own form, each operation has a name in the file."""
+    own = file.suffix == FORMS["openvino"]
+    return {
+        operation.get_friendly_name()
+        for operation in network.get_ordered_ops()
+        if own or operation.get_friendly_name() != operation.get_name()
+    }
 
 
 def _plain(name: str) -> str:

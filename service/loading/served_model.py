@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from time import perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
 import torch
 from PIL import Image
-from timm.data import ImageNetInfo
 from torch import nn
-from torchvision.models import ResNet18_Weights
 
 from cam import (
     ANSWER_METHODS,
@@ -34,7 +32,8 @@ from cam.hooks.grids import grid_in_words
 from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
-from cam.outputs.output import Kind, Output, outputs_of, size_of
+from cam.outputs.output import Kind, Output
+from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of
 from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.openvino import OpenVinoPath, is_installed
@@ -44,10 +43,12 @@ from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, one_line
 from service.core.files import why_unreadable
 from service.loading.answering import answering, is_answering
+from service.loading.class_mixture import ClassMixture
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, key_of
 from service.loading.graph import Chain
+from service.loading.huggingface import is_transformers_model
 from service.loading.memory import NONE, Activations, activations, fitted
 from service.loading.sources import Built, build, check_source
 from service.loading.transforms import Normalisation
@@ -61,6 +62,13 @@ OWN_PROCESSOR: Final = Preprocessing(
     *TRIAL, min(TRIAL), (0.0,) * 3, (1.0,) * 3, Image.Resampling.BICUBIC, "squash"
 )
 """Stands in for the preprocessing of a model that has a processor of its own."""
+UNNAMED: Final = ("factory", "onnx", "openvino")
+"""Kinds of sources whose models may return anything; those of libraries return scores of
+classes."""
+CHANNELS: Final = (1, 4, 2, 6)
+"""Numbers of channels that are tried where a model fails on RGB."""
+SIDES: Final = (224, 256, 384, 299, 512, 128, 96, 64, 48, 40, 32, 28)
+"""Sides of images in pixels that are tried where a model fails on another size."""
 log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 Rest = ParamSpec("Rest")
@@ -147,7 +155,9 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     built = build(entry, len(given) if given else None)
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     preprocessing = built.preprocessing
-    module = _prepared(entry, built, device, dtype)
+    names = given.names if given else built.labels
+    count = len(names) or None
+    module = _prepared(entry, built, device, dtype, names)
     log.info("model %s: built in %.1f s", entry.name, perf_counter() - started)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
@@ -155,8 +165,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     known = None if entry.source.startswith("factory:") else recalled(kept)
     need = known.activations if known else _need(entry, module, shape, dtype)
     entry = fitted(entry, need, size_of(image), device, examined=known is not None)
-    with _mistakes_of(entry, shape):
-        seen = _examined(entry, built, module, image, need, known, kept)
+    with _mistakes_of(entry, module, image):
+        seen = _examined(entry, built, module, image, need, known, kept, count)
     if seen.found.batching:
         entry = entry.model_copy(update={"max_batch": 1})
     reading, examination = seen.reading, seen.found
@@ -192,6 +202,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         max_batch=entry.max_batch,
         batching=examination.batching,
         stochastic=examination.stochastic,
+        unnamed=_unnamed(entry, built, seen.said, reading, labels),
         channels_last=examination.channels_last,
         head=seen.head,
         paths=_paths(entry, module, default, kind, device, seen.head, reading, kept),
@@ -238,6 +249,7 @@ def _answering(entry: ModelEntry) -> ServedModel:
         max_batch=1,
         batching="an answer is one word after the other",
         stochastic=None,
+        unnamed=None,
         channels_last=False,
         head=None,
         paths=(),
@@ -250,10 +262,20 @@ def _answering(entry: ModelEntry) -> ServedModel:
 
 
 def _prepared(
-    entry: ModelEntry, built: Built, device: torch.device, dtype: torch.dtype
+    entry: ModelEntry,
+    built: Built,
+    device: torch.device,
+    dtype: torch.dtype,
+    names: Sequence[str],
 ) -> nn.Module:
-    """Return the built module on its device, with the detections and reshapes of its entry."""
+    """Return the built module on its device, with the detections and reshapes of its entry.
+
+    Args:
+        names: the labels, if there are any.
+    """
     module = built.module
+    if isinstance(module, Chain):
+        module.names = tuple(names)
     with suppress(NotImplementedError):  # a program of torch.export has no modes
         module.eval()
     for parameter in module.parameters():  # a ScriptModule has no requires_grad_ of its own
@@ -261,7 +283,7 @@ def _prepared(
     module.to(device, dtype)
     if entry.detections != "auto" or entry.min_score is not None:
         least = LEAST_SCORE if entry.min_score is None else entry.min_score
-        read_detections(module, entry.detections, least=least)
+        read_detections(module, entry.detections, least=least, classes=len(names) or None)
     reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
     try:
         declare(module, reshape)
@@ -271,8 +293,8 @@ def _prepared(
 
 
 @contextmanager
-def _mistakes_of(entry: ModelEntry, shape: tuple[int, ...]) -> Iterator[None]:
-    """Turn what a module raises for an input of this shape into mistakes of its entry."""
+def _mistakes_of(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> Iterator[None]:
+    """Turn what a module raises for an image (1, 3, H, W) into mistakes of its entry."""
     try:
         yield
     except ConfigError:
@@ -282,10 +304,42 @@ def _mistakes_of(entry: ModelEntry, shape: tuple[int, ...]) -> Iterator[None]:
     except CamError as error:
         raise entry.mistake("source", f"the model cannot be explained: {error}") from None
     except Exception as error:  # the module may be the operator's own and raise anything
-        reason = one_line(error)
-        raise entry.mistake(
-            "input_size", f"the model fails on an input of shape {shape}: {reason}"
-        ) from error
+        key, what = _cause(module, image)
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise entry.mistake(key, f"{what}: {reason}") from error
+
+
+def _cause(module: nn.Module, image: torch.Tensor) -> tuple[str, str]:
+    """Return the key of an entry that is to blame for what a module raised for an image, and what
+    fails, as a clause: found out by images of other sizes and channels."""
+    shape = tuple(image.shape)
+    if _runs(module, image):
+        return "source", (
+            f"the model runs on an input of shape {shape}, but fails with hooks and gradients, as "
+            "a change of a tensor in place may"
+        )
+    height, width = shape[2:]
+    for channels in CHANNELS:
+        if _runs(module, image.new_zeros(1, channels, height, width)):
+            return "source", (
+                f"the model takes images of {channels} channel{'s' * (channels > 1)}, and photos "
+                "have 3 (RGB): let the factory return a module that makes its input of RGB"
+            )
+    for side in SIDES:
+        if side not in (height, width) and _runs(module, image.new_zeros(1, 3, side, side)):
+            return "input_size", (
+                f"the model fails on an input of shape {shape}, and runs with input_size = {side}"
+            )
+    return "source", f"the model fails on an input of shape {shape}"
+
+
+def _runs(module: nn.Module, image: torch.Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            module(image.clone())
+    except Exception:  # the module may be the operator's own and raise anything
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,15 +370,20 @@ def _examined(
     need: Activations,
     known: Examination | None,
     kept: KeyedCache,
+    classes: int | None,
 ) -> _Seen:
-    """Examine a model, unless it is `known` from an earlier start."""
+    """Examine a model, unless it is `known` from an earlier start.
+
+    Args:
+        classes: number of the labels, if there are any.
+    """
     if known:
         reading, reason = known.reading, known.activation_reason
     else:
-        reading, reason = _reading(entry, built, module, image)
+        reading, reason = _reading(entry, built, module, image, classes)
     with torch.no_grad():
         raw = module(image)
-    (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1)
+    (said,) = outputs_of(raw, size=size_of(image), reading=reading, batch=1, model=module)
     if not all(
         bool(values.isfinite().all())
         for values in (said.logits, said.segments)
@@ -381,14 +440,27 @@ def check(entry: ModelEntry) -> None:
 
 
 def _reading(
-    entry: ModelEntry, built: Built, module: nn.Module, image: torch.Tensor
+    entry: ModelEntry,
+    built: Built,
+    module: nn.Module,
+    image: torch.Tensor,
+    classes: int | None,
 ) -> tuple[Reading, str]:
     """Return how the model's output is read, and the reason for its activation.
+
+    Args:
+        classes: number of the labels, if there are any.
 
     Raises:
         ConfigError: if the model has no head.
     """
+    if entry.kind == "value" and entry.activation not in ("auto", "none"):
+        raise entry.mistake("kind", f"a value has no activation, and it is {entry.activation}")
     given = built.reading or Reading(entry.output, entry.activation)
+    if entry.kind == "value":
+        given = replace(given, activation="none", meaning="value")
+    named = classes is not None or entry.kind == "classes"
+    given = replace(given, classes=classes, named=named)
     reading, reason = resolve_reading(module, image, given)
     if reading.meaning == "features":
         raise entry.mistake(
@@ -396,9 +468,37 @@ def _reading(
             f"the model has no head that gives scores of classes: {reason}; take a source with a "
             "head, or explain what makes images alike in Python, by cam.SimilarityTarget",
         )
-    if entry.activation != "auto":
+    if entry.activation != "auto" or entry.kind == "value":
         return reading, "it is set in the model's entry"
     return reading, built.reason or reason
+
+
+def _unnamed(
+    entry: ModelEntry, built: Built, said: Output, reading: Reading, labels: Labels
+) -> str | None:
+    """Return a warning if nothing says what a model's outputs are, and they are read as logits of
+    classes: neither the entry nor the source, and their values do not show it either; or if prompts
+    name nothing that the model knows."""
+    if isinstance(built.module, ClassMixture):
+        return "; ".join(built.module.doubts) or None
+    known = (
+        len(labels)
+        or entry.kind != "auto"
+        or entry.activation != "auto"
+        or built.reason
+        or entry.source.partition(":")[0] not in UNNAMED
+        or is_transformers_model(built.module)
+    )
+    if known or said.kind not in ("classes", "segments") or reading.activation == "none":
+        return None
+    (number, *_) = said.numbers[0].shape
+    at = " at each pixel" if said.kind == "segments" else ""
+    reason = (
+        f"nothing says what the model's outputs are: they are read as logits of {number} classes"
+        f"{at} ({reading.activation}); labels, kind or activation of its entry says it"
+    )
+    log.warning("model %s: %s", entry.name, reason)
+    return reason
 
 
 def _activation(reading: Reading) -> Activation:
@@ -659,6 +759,9 @@ def imagenet() -> Labels:
     The synonyms also prevent mistakes: `crane` is a bird and a machine, so it is reported as
     ambiguous.
     """
+    from timm.data import ImageNetInfo
+    from torchvision.models import ResNet18_Weights
+
     names = ResNet18_Weights.DEFAULT.meta["categories"]
     wordnet = ImageNetInfo()
     lemmas = [wordnet.index_to_description(index).split(", ") for index in range(len(names))]

@@ -23,6 +23,8 @@ from torch import nn
 
 from cam import PromptClassifier, Reading
 from cam.errors import InvalidPrompt
+from cam.hooks.inference import is_training
+from cam.inputs import wrapping
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
@@ -408,6 +410,15 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
     if not isinstance(made, nn.Module):
         kind = type(made).__name__
         raise entry.mistake("source", f"{what} returned a {kind}, not a torch.nn.Module")
+    if reason := wrapping(made):
+        raise entry.mistake("source", f"{what} returned what cannot be served: {reason}")
+    if is_training(made):
+        log.warning(
+            "model %s: %s returned a module in training mode (dropout, batch norm); it is served "
+            "in evaluation mode, as model.eval() makes it",
+            entry.name,
+            what,
+        )
     if is_transformers_model(made) and (entry.mean is None or entry.std is None):
         log.warning(
             "model %s: %s returned a model of transformers and states no mean and std, so those of "

@@ -17,6 +17,7 @@ from service.core.choices import (
     Dtype,
     Fit,
     Interpolation,
+    OutputKind,
     ValueRange,
     WantedActivation,
     WantedMode,
@@ -126,6 +127,13 @@ class ModelEntry(BaseModel):
             "from `problem_type` of Hugging Face's models"
         ),
     )
+    kind: OutputKind = Field(
+        "auto",
+        description=(
+            "what the outputs are: `classes`; `value`, of a regression; `auto`: found out from "
+            "the outputs, and said in each answer where nothing names them"
+        ),
+    )
     layer: str = Field("auto", min_length=1, description="the default target layer")
     method_layers: dict[str, str] = Field(
         {}, description="the default target layer of single methods, as a table of their names"
@@ -232,7 +240,9 @@ class ModelEntry(BaseModel):
         description=(
             "how a detector of your own says its boxes: `auto` where its output tells; `boxes` "
             "(torchvision's dictionaries), `detr` (softmax, the last class for no object), "
-            "`detr-sigmoid`, `yolov5`, `yolov8`, `yolo-end2end`"
+            "`detr-sigmoid`, `rtdetr`, `yolov5`, `yolov5-seg`, `yolov8`, `yolov8-seg`, "
+            "`yolov8-pose`, `yolov8-obb`, `yolo-end2end`; YOLO's need `labels`, or a module that "
+            "states its classes as `names` or `nc`"
         ),
     )
     min_score: float | None = Field(
@@ -315,6 +325,7 @@ class NewModel(BaseModel):
     templates: Templates = ("{}",)
     output: Index | Name | None = None
     activation: WantedActivation = "auto"
+    kind: OutputKind = "auto"
     layer: str = Field("auto", max_length=200)
     reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field(
         default_factory=dict, max_length=100

@@ -68,6 +68,9 @@ class ModelInfo:
     batches."""
     stochastic: str | None
     """Warning about every map, if two passes of one image differ; None if they do not."""
+    unnamed: str | None
+    """Warning about every map, if nothing says what the model's outputs are, or if prompts name
+    nothing that it knows; None if all is known."""
     fingerprint: str
     """Digest of the weights and of everything else that maps depend on, followed by the first
     characters of the audit's digest if there is an audit: `method=auto` depends on it."""

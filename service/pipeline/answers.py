@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from cam import ExplainedAnswer, Explanation, TextTarget
-from cam.answers.answer import BLIND, AnswerProgress, AnswerToken, AnswerWord
+from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerToken, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
 from cam.drawing.words import WordPicture, word_sheet
@@ -208,6 +208,11 @@ def _warnings(answer: ExplainedAnswer) -> list[str]:
         )
     if answer.method in BLIND:
         warnings.append(f"{answer.method} does not depend on the word that is said: a baseline")
+    if answer.method in READ_OFF and (again := answer.repeated):
+        warnings.append(
+            f"{answer.method} cannot tell mentions of one word apart, and the answer repeats "
+            f"{', '.join(map(repr, again[:10]))}: attnlrp, occlusion and attention tell them apart"
+        )
     empty = [word.text for word in answer.words if word.map is not None and not word.map.any()]
     if empty:
         warnings.append(f"the maps of {', '.join(map(repr, empty[:10]))} are all zero")

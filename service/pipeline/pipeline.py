@@ -123,6 +123,8 @@ class Pipeline:
         threads: number of threads that decode and draw small images. Large images have threads of
             their own, one fewer.
         counts: the counts of the whole service; by default, this process is alone.
+        fitting: returns the number of ordinary photos that fit although `pixel_budget` is smaller,
+            by the number of images in the full batches of a model.
     """
 
     def __init__(
@@ -133,8 +135,10 @@ class Pipeline:
         threads: int,
         metrics: Metrics,
         counts: ServiceCounts | None = None,
+        fitting: Callable[[int], int] = lambda batch: 0,
     ) -> None:
         self._max_pixels = max_pixels
+        self._fitting = fitting
         self._metrics = metrics
         self._observing = asyncio.Semaphore(OBSERVED_AT_ONCE)
         self._budgets = {
@@ -460,6 +464,7 @@ class Pipeline:
             Problem: if the bytes are no image, or the image is too large.
         """
         budget = self._budgets[priority]
+        budget.fit(self._fitting(model.max_batch))
         _require_kind(model, instance)
 
         def open_photo() -> EncodedPhoto:
@@ -826,4 +831,5 @@ def make_pipeline(
         threads=os.cpu_count() or 1,
         metrics=metrics,
         counts=counts,
+        fitting=partial(settings.fitting, "pixel_budget"),
     )

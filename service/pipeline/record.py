@@ -196,7 +196,7 @@ def _warnings(drawing: Drawing, model: ModelInfo) -> list[str]:
     return [
         *([flat] if flat else []),
         *explanation.warnings,
-        *([model.stochastic] if model.stochastic else []),
+        *(about for about in (model.stochastic, model.unnamed) if about),
     ]
 
 

@@ -131,7 +131,7 @@ def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:
                 "compare it with, such as 'a photo'"
             )
         names = (f"not {names[0]}", *names)
-    return replace(model, labels=Labels.of(names), classes=len(names))
+    return replace(model, labels=Labels.of(names), classes=len(names), unnamed=None)
 
 
 def cheapest(model: ModelInfo, questions: Sequence[Question]) -> tuple[Question, ...]:

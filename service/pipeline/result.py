@@ -142,13 +142,13 @@ class ImageResult:
                 "for application/json or application/x-ndjson"
             )
 
-        def work(record: MapRecord, drawing: Drawing) -> bytes:
+        def work(drawing: Drawing, record: object) -> bytes:
             if media_type != NPY:
                 return drawing.encoded(media_type)
             raw = self.instance.parameters.normalize == "none"
             return encode_values(drawing.values if raw else drawing.scaled)
 
-        (file,) = await self.each(work)
+        (file,) = await self._drawn(work)
         return file
 
     async def as_rows(self, save: Callable[[Drawing], str | None]) -> list[Row]:
@@ -170,6 +170,11 @@ class ImageResult:
     async def each(self, work: Callable[[MapRecord, Drawing], T]) -> list[T]:
         """Return the results of `work`, which may block, on each map's record and drawing. One
         drawing is held at a time."""
+        return await self._drawn(lambda drawing, record: work(record(), drawing))
+
+    async def _drawn(self, work: Callable[[Drawing, Callable[[], MapRecord]], T]) -> list[T]:
+        """Do the same, with a function that makes the record: a picture needs none, and measuring
+        the map at the photo's size is a third of the work."""
         with self.timings.phase("render", self.metrics):
             # Maps are drawn one by one, so that a cancelled request stops between two maps.
             return [
@@ -177,7 +182,7 @@ class ImageResult:
                 for number in range(len(self.answer.explanations))
             ]
 
-    def _one(self, work: Callable[[MapRecord, Drawing], T], number: int) -> T:
+    def _one(self, work: Callable[[Drawing, Callable[[], MapRecord]], T], number: int) -> T:
         explanation, instance = self.answer.explanations[number], self.instance
         target = describe_target(explanation, self.model.labels, self.seen)
         scores = None
@@ -189,7 +194,8 @@ class ImageResult:
         drawing = draw(
             self.photo, self.seen, explanation, number, instance.parameters, caption=caption
         )
-        record = record_of(
+        record = partial(
+            record_of,
             drawing,
             self.answer,
             self.model,
@@ -199,4 +205,4 @@ class ImageResult:
             scores,
             self.photo.size,
         )
-        return work(record, drawing)
+        return work(drawing, record)

@@ -60,6 +60,8 @@ AGAIN_SECONDS: Final = 0.5
 FROZEN_SECONDS: Final = 3.0
 """Time without a message after which a process is not counted on, until it is heard again."""
 Entries = tuple[ModelEntry, ...]
+MADE_BY: Final = {"embedded": "timm", "timm": "timm", "torchvision": "torchvision"}
+"""Kind of a model's source → the package that makes it."""
 log = logging.getLogger(__name__)
 
 
@@ -149,7 +151,8 @@ class _Supervisor:
         """
         # The forkserver has imported torch already, so a new process starts at once.
         context = get_context("forkserver")
-        context.set_forkserver_preload(["service.process.server", "service.local.app", "timm"])
+        preload = ["service.process.server", "service.local.app", *_libraries(entries)]
+        context.set_forkserver_preload(preload)
         self._receiving = [
             Child(
                 "the serving process",
@@ -175,7 +178,7 @@ class _Supervisor:
         calls.bind(str(folder / ENGINE))
         calls.listen(BACKLOG)
         context = get_context("forkserver")
-        context.set_forkserver_preload(["timm", "service.process.preload"])
+        context.set_forkserver_preload([*_libraries(entries), "service.process.preload"])
         self._engine = Child(
             "the engine",
             context,
@@ -299,6 +302,13 @@ class _Supervisor:
         self._open.discard(child)
         if not self._open:
             await self._stand_in.begin()
+
+
+def _libraries(entries: Entries) -> list[str]:
+    """Return the packages from which the models come, to be imported once for all processes that
+    hold models. Each takes seconds, so that the others are imported only if they are needed."""
+    kinds = dict.fromkeys(entry.source.partition(":")[0] for entry in entries)
+    return [MADE_BY[kind] for kind in kinds if kind in MADE_BY]
 
 
 async def _bury(folder: Path, child: Child, pid: int) -> None:

@@ -195,7 +195,7 @@ class Yolo(nn.Module):
 
     def __init__(self, form: str, classes: int = 3) -> None:
         super().__init__()
-        self.form, self.classes = form, classes
+        self.form, self.nc = form, classes
         self.stem = trunk(3)
         self.deep = Stage(64)
         self.up = nn.Conv2d(64, 32, 1)

@@ -79,24 +79,30 @@ def test_several_targets_and_layers_come_image_by_image_target_by_target() -> No
 
 
 def test_what_the_model_used_by_hand() -> None:
-    """Each channel's mean over the positions, weighted by the map."""
+    """Each channel's term of the logit: its mean over the positions times its weight."""
     model, x = small(), images(2)
     found = explain(model, x, target=2, layer="relu2", used=True)
-    activation = functional.relu(model.conv2(functional.relu(model.conv1(x)))).detach().numpy()
-    for each, channels in zip(found, activation, strict=True):
-        shares = each.map / each.map.sum()
+    activation = functional.relu(model.conv2(functional.relu(model.conv1(x)))).detach()
+    terms = (activation.mean((2, 3)) * model.head.weight[2]).detach().numpy()
+    for each, of_channels in zip(found, terms, strict=True):
         assert each.used is not None
-        np.testing.assert_allclose(each.used, (channels * shares).sum((1, 2)), rtol=1e-5)
+        np.testing.assert_allclose(each.used, of_channels, rtol=1e-5)
+        assert each.used.sum() + model.head.bias[2].item() == pytest.approx(each.score, rel=1e-5)
+    for name in ("layercam", "hirescam"):
+        (same, _) = explain(model, x, target=2, layer="relu2", method=name, used=True)
+        assert same.used is not None
+        np.testing.assert_allclose(same.used, terms[0], rtol=1e-5)
     assert all(each.used is None for each in explain(model, x, target=2, layer="relu2"))
     (mean,) = explain(model, x[:1], layer=["relu1", "relu2"], fuse="mean", used=True)
     assert mean.used is None
 
 
-def test_an_empty_map_says_nothing_of_what_was_used() -> None:
+@pytest.mark.parametrize("method", ["gradcam", "eigencam"])
+def test_without_a_gradient_nothing_is_known_of_what_was_used(method: str) -> None:
     model, x = small(), images(1)
     with torch.no_grad():
         model.head.weight.zero_()
-    (found,) = explain(model, x, target=2, layer="relu2", used=True)
+    (found,) = explain(model, x, target=2, layer="relu2", method=method, used=True)
     assert found.used is None
 
 

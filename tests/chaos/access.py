@@ -133,7 +133,7 @@ async def invented(scale: float) -> list[Finding]:
 
 async def contract(scale: float) -> list[Finding]:
     """schemathesis, all its checks, on every route, with keys."""
-    examples = max(int(200 * scale), 20)
+    examples = max(int(200 * scale), 8)
     with tempfile.TemporaryDirectory() as folder:
         file, settings = Path(folder, "keys.toml"), Path(folder, "schemathesis.toml")
         key, entry = new_key("app", ["explain", "admin"], None)

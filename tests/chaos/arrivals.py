@@ -30,7 +30,7 @@ LONGER = 1.5
 
 async def arriving(scale: float) -> list[Finding]:
     """SIGKILL at a random instant of each job's way in; it is sent again under the same key."""
-    images, kills = crops(COUNT), max(int(KILLS * scale), 5)
+    images, kills = crops(COUNT), max(int(KILLS * scale), 3)
     rng = random.Random(2)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name, staged(MODEL, jobs=name, max_jobs="1000") as stage:

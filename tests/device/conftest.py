@@ -19,6 +19,14 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
+def compares(request: pytest.FixtureRequest, device: torch.device) -> None:
+    """Skip what takes long where it would compare the CPU with itself, unless that is asked for."""
+    slow = request.node.get_closest_marker("slow")
+    if slow and device.type == "cpu" and "GRADCAM_TEST_DEVICE" not in os.environ:
+        pytest.skip("there is no accelerator")
+
+
+@pytest.fixture(autouse=True)
 def exact_products() -> None:
     """Keep TensorFloat-32 off, whose products have ten bits: maps are compared with the CPU's."""
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -6,6 +6,7 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -261,3 +262,74 @@ class Branching(Small):
 
 def branching() -> nn.Module:
     return Branching()
+
+
+class _Checked(nn.Module):
+    """A small classifier that checks or changes its input first."""
+
+    def __init__(self, check: Callable[[Tensor], Tensor], channels: int = 3) -> None:
+        super().__init__()
+        self.check = check
+        self.layer = nn.Conv2d(channels, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.layer(self.check(x)).relu()
+        said: Tensor = self.head(features.mean((2, 3)))
+        return said
+
+
+def _of_48(x: Tensor) -> Tensor:
+    if x.shape[-1] != 48:
+        raise AssertionError("48 pixels")
+    return x
+
+
+def _not_today(x: Tensor) -> Tensor:
+    raise ValueError("not today")
+
+
+class _InPlace(_Checked):
+    """Changes a sigmoid in place, as the Detect of YOLOv5 does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        said: Tensor = self.head(self.layer(x).mean((2, 3))).sigmoid()
+        said[:, 0] = said[:, 0] * 2
+        return said + 0
+
+
+def gray() -> nn.Module:
+    return _Checked(lambda x: x, channels=1).eval()
+
+
+def sized() -> nn.Module:
+    return _Checked(_of_48).eval()
+
+
+def picky() -> nn.Module:
+    return _Checked(_not_today).eval()
+
+
+def in_place() -> nn.Module:
+    return _InPlace(lambda x: x).eval()
+
+
+def in_training() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+def coder() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
+
+
+def wrapper() -> nn.Module:
+    """What Ultralytics' class looks like from outside."""
+    outer = type("Model", (nn.Module,), {"__module__": "ultralytics.engine.model"})
+    wrapped: nn.Module = type("YOLO", (outer,), {})()
+    return wrapped

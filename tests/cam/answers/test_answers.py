@@ -81,8 +81,9 @@ def restated(model: VisionLanguageModel, tokens: list[int]) -> list[NDArray[np.f
         logits = model.model.lm_head(states).numpy()
     ids = prompt + tokens
     image = [place for place, one in enumerate(ids) if one == model.image_token]
-    special = {*model.tokenizer.all_special_ids, *model.tokenizer.added_tokens_encoder.values()}
-    heard = [place for place in range(image[0] + 1, len(prompt)) if ids[place] not in special]
+    said = model.tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
+    first = max(at for at in range(len(prompt)) if ids[at : at + len(said)] == said)
+    heard = list(range(first, first + len(said)))
     maps = []
     for number, word in enumerate(tokens):
         own = np.maximum(logits[image, word], 0)
@@ -107,6 +108,28 @@ def test_tam_is_the_papers_formula_from_hidden_states(llava: VisionLanguageModel
     assert any(one.any() for one in maps)
     for token, expected in zip(found.tokens, maps, strict=True):
         close(token.map, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_template_is_no_part_of_the_question(llava: VisionLanguageModel) -> None:
+    """What it says before and behind the question, such as who speaks next, was counted as words of
+    the question."""
+    for question in (QUESTION, "what is blue ?", "picture"):
+        asked_ = llava.ask(PHOTO, question)
+        ids = asked_.inputs["input_ids"][0][asked_.words]
+        assert llava.tokenizer.decode(ids).split() == question.split()
+    behind = llava.ask(PHOTO, QUESTION)
+    special = set(llava.tokenizer.all_special_ids)
+    after = behind.inputs["input_ids"][0][int(behind.words[-1]) + 1 :].tolist()
+    assert set(after) - special  # the template does say something
+
+
+def test_words_that_are_said_again_are_listed() -> None:
+    texts = ["a", " circle", " left", " of", " a", " Circle", "."]
+    tokens = [AnswerToken(number, text, 0.5) for number, text in enumerate(texts)]
+    answer = ExplainedAnswer(
+        "?", "".join(texts), "tam", tuple(tokens), words_of(tokens), True, False, 1, 1, 1
+    )
+    assert answer.repeated == ["a", "circle"]
 
 
 def test_logits_are_the_head_at_the_image_tokens(llava: VisionLanguageModel) -> None:

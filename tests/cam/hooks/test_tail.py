@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cam.errors import LayerNotSpatial
 from cam.hooks.tail import Tail
-from cam.outputs.output import watching
+from cam.outputs.outputs import watching
 from cam.outputs.reading import logits_of
 from tests.cam.methods.test_attention import of_timm
 from tests.cam.nets import hook_count, images, segmenter, small

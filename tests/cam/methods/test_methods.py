@@ -272,7 +272,7 @@ def _seeded(build: str) -> nn.Module:
     return model.eval()
 
 
-ARCHITECTURES = {"resnet50": "layer4", "vgg16": "features", "efficientnet-lite0": "bn2"}
+ARCHITECTURES = {"resnet50": "layer4", "vgg11": "features", "efficientnet-lite0": "bn2"}
 PEERS = {
     "gradcam": GradCAM,
     "hirescam": HiResCAM,
@@ -295,10 +295,10 @@ def test_parity_with_pytorch_grad_cam(build: str) -> None:
     would feel. Its Grad-CAM++ is left out: see the docstring of `cam.methods.gradcam_plusplus`.
     """
     model, layer = _seeded(build), ARCHITECTURES[build]
-    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(3))
+    images = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(3))
     for method, peer in PEERS.items():
         shown = 0
-        for wanted in (1, 285, 967):
+        for wanted in (285, 967):
             ours = explain(model, images, target=wanted, method=method, layer=layer)
             with peer(model=model, target_layers=[model.get_submodule(layer)]) as cam:
                 theirs = peer_maps(cam, images, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import box_convert
 
 import cam
 from bench.detectors import measure
@@ -21,9 +23,17 @@ from cam.methods.perturbation import random_masks
 from cam.methods.subject import Subject
 from cam.outputs.detection import detections_of, read_detections
 from cam.outputs.detection_forms import DetectionForm, form_of
-from cam.outputs.output import outputs_of, size_of
+from cam.outputs.outputs import outputs_of, size_of
 from cam.positions.levels import reached_layers
-from tests.cam.detectors import TORCHVISION, blurry, torchvision_detector, trained, yolo_like
+from tests.cam.detectors import (
+    SIDE,
+    TORCHVISION,
+    blurry,
+    torchvision_detector,
+    trained,
+    trunk,
+    yolo_like,
+)
 from tests.cam.nets import hook_count
 
 LEVELS = {
@@ -189,7 +199,7 @@ def test_every_box_of_fcos_can_be_asked_for() -> None:
 def test_yolo_like_modules(form: DetectionForm) -> None:
     model = yolo_like(form)
     image = blurry(64)
-    assert form_of(model(image)) == form
+    assert form_of(model(image), 3) == form
     found = cam.survey(model, image)
     assert level_layers(found) == ("deep", "fuse")
     best, *_ = cam.explain(model, image, method="odam")
@@ -199,8 +209,10 @@ def test_yolo_like_modules(form: DetectionForm) -> None:
     assert hook_count(model) == 0
 
 
-def read_again(model: nn.Module, form: DetectionForm, least: float) -> closing[Any]:
-    handle = read_detections(model, form, least=least)
+def read_again(
+    model: nn.Module, form: DetectionForm, least: float = 0.05, classes: int | None = None
+) -> closing[Any]:
+    handle = read_detections(model, form, least=least, classes=classes)
     return closing(SimpleNamespace(close=handle.remove))
 
 
@@ -212,14 +224,14 @@ def test_yolos_boxes_by_hand() -> None:
     rows[0, 1] = torch.tensor([21.0, 20, 10, 20, 0.8, 0.1, 0.8])
     rows[0, 2] = torch.tensor([20.0, 20, 10, 20, 0.5, 0.5, 0.2])
     rows[0, 3] = torch.tensor([50.0, 50, 10, 20, 0.1, 0.4, 0.2])
-    (found,) = detections_of(rows, (100, 100)) or []
+    (found,) = detections_of(rows, (100, 100), classes=2) or []
     torch.testing.assert_close(found.boxes, torch.tensor([[15.0, 10, 25, 30], [15, 10, 25, 30]]))
     assert found.labels.tolist() == [1, 0]
     torch.testing.assert_close(found.scores, torch.tensor([0.72, 0.25]))
     eighth = rows.clone()
     eighth[..., 5:] *= eighth[..., 4:5]
     eighth = torch.cat([eighth[..., :4], eighth[..., 5:]], 2).transpose(1, 2)
-    (same,) = detections_of(eighth, (100, 100)) or []
+    (same,) = detections_of(eighth, (100, 100), classes=2) or []
     torch.testing.assert_close(same.scores, found.scores)
     last = torch.tensor([[[15.0, 10, 25, 30, 0.72, 1], [1, 2, 3, 4, 0.01, 0]]])
     (end,) = detections_of(last, (100, 100)) or []
@@ -234,19 +246,134 @@ def test_corners_are_told_from_centres_by_the_image() -> None:
     sure = torch.cat([torch.full((1, 40, 1), 0.9), torch.rand(1, 40, 3)], 2)
     said = torch.cat([boxes, sure], 2)
     said[:, 30:] = 0  # rows that fill up a batch
-    (wanted,) = detections_of(torch.cat([centres, sides, sure], 2)[:, :30], (100, 100)) or []
-    (found,) = detections_of(said, (100, 100)) or []
+    centred = torch.cat([centres, sides, sure], 2)[:, :30]
+    (wanted,) = detections_of(centred, (100, 100), classes=3) or []
+    (found,) = detections_of(said, (100, 100), classes=3) or []
     assert len(found.scores) > 10
     torch.testing.assert_close(found.boxes, wanted.boxes)
     torch.testing.assert_close(found.scores, wanted.scores)
     # Named, or without the image's size, it is what YOLOs return.
     for size, form in (((100, 100), "yolov5"), (None, "auto")):
-        (named,) = detections_of(said, size, form=form) or []  # type: ignore[arg-type]
+        (named,) = detections_of(said, size, form=form, classes=3) or []  # type: ignore[arg-type]
         assert (named.boxes[:, 0] < 0).any() or (named.boxes[:, 2] > 100).any()
     # Where both fit, too.
     both = torch.tensor([20.0, 20, 30, 30, 0.9, 0.1, 0.8]).expand(1, 20, 7)
-    (kept,) = detections_of(both, (100, 100)) or []
+    (kept,) = detections_of(both, (100, 100), classes=2) or []
     assert kept.boxes.tolist() == [[5, 5, 35, 35]]
+
+
+class Heads(nn.Module):
+    """Boxes at stride 8 of 2 classes, and what other heads of YOLOs add behind them.
+
+    Args:
+        extra: the channels behind the classes, and the range of their values.
+    """
+
+    def __init__(self, extra: int, low: float, high: float, *, names: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = trunk(3)
+        self.classes, self.extra = nn.Conv2d(32, 2, 1), nn.Conv2d(32, extra, 1)
+        self.low, self.high = low, high
+        if names:
+            self.names = {0: "plane", 1: "ship"}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        features = self.stem(x)
+        height, width = features.shape[-2:]
+        y, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        centres = (torch.stack([across, y]) + 0.5) * 8
+        near = torch.cat([centres, torch.full_like(centres, 20.0)])[None]
+        places = near + features[:, :4].tanh()
+        said = self.low + (self.high - self.low) * (8 * self.extra(features)).sigmoid()
+        rows = torch.cat([places, self.classes(features).sigmoid() / 2, said], 1)
+        return rows.flatten(2), {"features": features}
+
+
+@pytest.mark.parametrize(
+    ("form", "extra", "low", "high"),
+    [
+        ("yolov8-obb", 1, 0.0, 1.0),
+        ("yolov8-obb", 1, -0.8, 2.3),
+        ("yolov8-seg", 32, -9.0, 9.0),
+        ("yolov8-pose", 51, 0.0, 128.0),
+        ("yolov8-pose", 8, 0.0, 1.0),
+    ],
+)
+def test_what_follows_the_classes_is_no_class(
+    form: DetectionForm, extra: int, low: float, high: float
+) -> None:
+    """An angle in 0 … 1 of some photos was the surest class of them."""
+    image = blurry(SIDE)
+    stated = Heads(extra, low, high, names=True).eval()
+    said = stated(image)[0][0].detach()
+    (found, *_) = cam.explain(stated, image)
+    best = int(said[4:6].amax(0).argmax())
+    assert found.target.index == int(said[4:6, best].argmax())
+    assert found.score == pytest.approx(float(said[4:6].max()))
+    unknown = Heads(extra, low, high, names=False).eval()
+    with pytest.raises(NotLogits):
+        cam.explain(unknown, image)
+    many = f"{2 + extra} of them classes, but the model has 2"
+    with read_again(unknown, "yolov8", classes=2), pytest.raises(NotLogits, match=many):
+        cam.explain(unknown, image, layer="stem")
+    with read_again(unknown, form, classes=2):
+        (named, *_) = cam.explain(unknown, image, layer="stem")
+        assert (named.target.index, named.score) == (found.target.index, found.score)
+
+
+def test_scores_outside_0_to_1_are_refused() -> None:
+    model = Heads(32, -9.0, 9.0, names=False).eval()
+    outside = pytest.raises(NotLogits, match=r"scores are from -5.* not in 0 … 1")
+    with read_again(model, "yolov8", classes=34), outside:
+        cam.explain(model, blurry(SIDE), layer="stem")
+    unknown = pytest.raises(NotLogits, match="the number of classes is not known")
+    with read_again(model, "yolov8"), unknown:
+        cam.explain(model, blurry(SIDE), layer="stem")
+
+
+def test_turned_boxes_by_hand() -> None:
+    """A box of 20 × 10 that is turned by a right angle is 10 × 20, and by 45 degrees a square."""
+    rows = torch.tensor(
+        [[50.0, 40, 20, 10, 0.1, 0.9, math.pi / 2], [20.0, 20, 20, 10, 0.8, 0.1, math.pi / 4]]
+    )
+    (found,) = detections_of(rows.T[None], (100, 100), form="yolov8-obb") or []
+    half = 15 * math.sqrt(0.5)
+    torch.testing.assert_close(
+        found.boxes,
+        torch.tensor([[45.0, 30, 55, 50], [20 - half, 20 - half, 20 + half, 20 + half]]),
+    )
+    assert found.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("classes", [[0, 0, 0], [0, 1, 0], [2, 0, 1]])
+def test_labels_of_end_to_end_detectors_by_hand(classes: list[int]) -> None:
+    """Photos that show only the first two classes were taken for an objectness and one class."""
+    edges = torch.tensor([[10.0, 10, 30, 50], [40, 20, 80, 60], [5, 5, 9, 9]])
+    sure = torch.tensor([[0.9], [0.5], [0.01]])
+    labels = torch.tensor(classes).float()[:, None]
+    filling = torch.zeros(1, 6, 6)
+    ends = torch.cat([torch.cat([edges, sure, labels], 1)[None], filling], 1)
+    for known in (None, 1, 2, 3):
+        (found,) = detections_of(ends, (100, 100), classes=known) or []
+        torch.testing.assert_close(found.boxes, edges[:2])
+        assert found.labels.tolist() == classes[:2]
+    centred = box_convert(edges, "xyxy", "cxcywh") / 100
+    shares = torch.cat([torch.cat([centred, sure, labels], 1)[None], filling], 1)
+    for form in ("auto", "rtdetr"):
+        (same,) = detections_of(shares, (100, 100), form=form) or []
+        torch.testing.assert_close(same.boxes, edges[:2])
+        assert same.labels.tolist() == classes[:2]
+    with pytest.raises(NotLogits, match="a right or bottom edge comes before"):
+        detections_of(shares, (100, 100), form="yolo-end2end")
+
+
+def test_probabilities_of_rt_detr_by_hand() -> None:
+    rows = torch.tensor([[[0.5, 0.4, 0.2, 0.2, 0.1, 0.7, 0.2], [0.1, 0.1, 0.1, 0.1, 0.3, 0.2, 0]]])
+    (found,) = detections_of(rows, (50, 100), form="rtdetr", classes=3) or []
+    torch.testing.assert_close(found.boxes, torch.tensor([[40.0, 15, 60, 25], [5, 2.5, 15, 7.5]]))
+    assert found.labels.tolist() == [1, 0]
+    assert found.scores.tolist() == pytest.approx([0.7, 0.3])
 
 
 def test_queries_by_hand() -> None:

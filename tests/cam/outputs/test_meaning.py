@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -672,3 +673,44 @@ def test_an_age_is_no_logit() -> None:
     assert found.score == pytest.approx(float(model(x).detach()), rel=1e-4)
     (found,) = explain(model, x, activation="sigmoid")
     assert found.probability == pytest.approx(1.0)
+
+
+class Coder(nn.Module):
+    """Returns pictures: of the input's channels at its size, or of others."""
+
+    def __init__(self, channels: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Conv2d(3, 8, 3, stride, 1)
+        self.outer = nn.Conv2d(8, channels, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.outer(self.inner(x).relu())
+        return found
+
+
+def test_a_picture_is_no_map_of_classes() -> None:
+    model, image = Coder().eval(), torch.randn(1, 3, 16, 16)
+    with pytest.raises(UnsuitedActivation, match=r"the shape of its input, \(3, 16, 16\)"):
+        resolve_reading(model, image)
+    for reading in (Reading(activation="softmax"), Reading(named=True)):
+        assert resolve_reading(model, image, reading)[0].activation == "softmax"
+    for other in (Coder(4), Coder(stride=2)):
+        assert resolve_reading(other.eval(), image)[0].meaning == "classes"
+
+
+def test_a_model_in_training_mode_is_told() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    image = torch.randn(1, 3, 8, 8)
+    before = copy.deepcopy(model.state_dict())
+    (found,) = explain(model.train(), image)
+    (said,) = [each for each in found.warnings if "training mode" in each]
+    assert "was evaluated with model.eval()" in said
+    assert all(module.training for module in model.modules())
+    for name, values in model.state_dict().items():
+        assert torch.equal(values, before[name]), name
+    (quiet,) = explain(model.eval(), image)
+    assert not [each for each in quiet.warnings if "training" in each]
+    np.testing.assert_array_equal(found.map, quiet.map)

@@ -34,7 +34,7 @@ from cam.errors import (
 )
 from cam.explanation import Answer, Question
 from cam.likeness import embedding_of
-from cam.outputs.output import outputs_of
+from cam.outputs.outputs import outputs_of
 from tests.cam.nets import detector, hook_count, images, segmenter, small
 
 # Two classes on 2 × 2 pixels; class 0 wins in the top row, class 1 in the bottom row.

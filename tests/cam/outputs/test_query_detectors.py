@@ -20,7 +20,7 @@ from transformers import (
 import cam
 from cam.layers import level_layers
 from cam.outputs.detection_forms import form_of
-from cam.outputs.output import outputs_of, size_of
+from cam.outputs.outputs import outputs_of, size_of
 from tests.cam.detectors import blurry
 
 SMALL = {

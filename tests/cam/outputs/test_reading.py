@@ -32,7 +32,7 @@ from cam import (
 from cam.errors import ClassOutOfRange, MethodUnsuited, NotLogits, UnsuitedActivation
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
-from cam.outputs.output import outputs_of
+from cam.outputs.outputs import outputs_of
 from cam.outputs.reading import logits_of
 from cam.passes.fast import FastPath
 from tests.cam.nets import ATTENDING, DETECTING, Foreground, Headed, Paired, detector, images, small

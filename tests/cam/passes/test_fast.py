@@ -172,7 +172,7 @@ def test_compiled_it_is_kept_only_if_faster(monkeypatch: pytest.MonkeyPatch) -> 
         assert not fast.compiled
         compare(fast, model, 8, 0.99999)
     monkeypatch.setattr(torch, "compile", uncompiled)
-    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() and 1.0)
+    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() or 1.0)
     fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[1, 4])
     assert fast.settle(images(1)) is None
     assert fast.compiled

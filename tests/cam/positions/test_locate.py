@@ -117,6 +117,83 @@ def test_tokens_in_no_order_are_refused() -> None:
     assert default_layer(list(names.values())) == "embed"
 
 
+class Windows(nn.Module):
+    """Tokens of 8 × 8 pixels that lie window by window, or row by row, with norms as after
+    training.
+
+    Args:
+        side: rows and columns of the windows.
+        attention: of the tokens to each other: `none`, `window` or `all`.
+    """
+
+    def __init__(self, side: int, attention: str, *, plain: bool, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.side, self.attention, self.plain = side, attention, plain
+        self.embed = nn.Conv2d(3, 32, 8, 8)
+        self.norms = nn.ModuleList([nn.LayerNorm(32) for _ in range(3)])
+        self.attend = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.mix, self.head = nn.Linear(32, 32), nn.Linear(32, 5)
+        for norm in self.norms.modules():
+            if isinstance(norm, nn.LayerNorm):
+                nn.init.uniform_(norm.weight, 0.5, 1.5)
+                nn.init.normal_(norm.bias, 0, 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self.embed(x)
+        batch, width, rows, columns = cells.shape
+        side = self.side
+        tokens = cells.flatten(2).transpose(1, 2)
+        if not self.plain:
+            parts = cells.reshape(batch, width, rows // side, side, columns // side, side)
+            tokens = parts.permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, width)
+        first, second, third = self.norms
+        tokens = first(tokens)
+        if self.attention != "none":
+            count = rows * columns if self.attention == "all" else side**2
+            groups = tokens.reshape(-1, count, width)
+            tokens = tokens + self.attend(groups, groups, groups)[0].reshape(tokens.shape)
+        tokens = second(tokens)
+        said: Tensor = self.head(third(tokens + self.mix(tokens).relu()).mean(1))
+        return said
+
+
+@pytest.mark.parametrize("attention", ["none", "window", "all"])
+@pytest.mark.parametrize(("size", "side"), [(64, 2), (64, 4), (96, 3), (96, 4), (128, 8)])
+def test_tokens_in_windows_are_refused(size: int, side: int, attention: str) -> None:
+    """On 8 × 8 positions, windows of 4 × 4 were taken for rows."""
+    for seed in range(2):
+        model = built(Windows(side, attention, plain=False, seed=seed))
+        located = locate(model, torch.rand(1, 3, size, size))
+        for number in range(3):
+            assert located.grid(f"norms.{number}") is None
+            assert "in windows" in (located.found[f"norms.{number}"].problem or "")
+    if attention != "window":
+        model = built(Windows(side, attention, plain=True, seed=0))
+        located = locate(model, torch.rand(1, 3, size, size))
+        cells = size // 8
+        for number in range(3):
+            assert located.grid(f"norms.{number}") == Grid("tokens", cells, cells)
+
+
+@pytest.mark.parametrize("size", [64, 96, 128])
+def test_pixels_of_patches_are_no_rows(size: int) -> None:
+    """MobileViTV2 unfolds a map of 4 × 4 to four pixels of four patches, and one of 3 × 3 after it
+    is made larger."""
+    model = built(timm.create_model("mobilevitv2_050", num_classes=5))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.2)
+    located = locate(model, images(1, size=size))
+    inside = [name for name in located.found if "transformer" in name and "attn" not in name]
+    assert inside
+    for name in inside:
+        if len(located.found[name].shape) == 3:
+            assert located.grid(name) is None, name
+    assert located.grid("stages.3") is not None
+
+
 def test_a_wide_image_has_a_wide_grid() -> None:
     located = locate(built(Tokens(extra=1)), torch.randn(1, 3, 32, 72))
     assert located.grid("block") == Grid("tokens", 4, 9, prefix=1)

@@ -34,7 +34,7 @@ def catalog(folder: Path, name: str = "tiny", max_batch: int = 16) -> str:
     module = "tests.service.factories" if name == "tiny" else "tests.service.batch.factories"
     file = folder / f"{name}.toml"
     # Those that are made to be slow or stuck are counted: there is one of them.
-    more = "" if name == "tiny" else 'device = "cpu"'
+    more = 'kind = "classes"\n' + ("" if name == "tiny" else 'device = "cpu"')
     source = f"{module}:{name}"
     file.write_text(MODEL.format(name=name, source=source, max_batch=max_batch, more=more))
     return str(file)

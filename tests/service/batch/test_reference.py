@@ -16,6 +16,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam.drift.comparison import needed_photos
+from cam.drift.map_statistics import STATISTICS
 from cam.drift.reference import Origin, read_reference
 from cam.drift.shift import LEAST
 from service.cli.main import main
@@ -94,7 +95,7 @@ def drift(client: TestClient) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_reference_has_a_row_for_each_photo(folder: Path) -> None:
     found = read_reference(folder / "reference.parquet")
-    assert found.rows.shape == (COUNT, 9)
+    assert found.rows.shape == (COUNT, len(STATISTICS))
     assert set(found.classes.tolist()) == set(range(6))
     weights = load(entry(folder)).weights
     assert found.origin == Origin("corner", weights, "gradcam", "features", "crop")
@@ -237,8 +238,13 @@ def test_ordinary_photos_move_nothing_and_others_are_found(client: TestClient) -
         f"photos was {between} and is now {between}",
         spread["sentence"],
     )
-    still = [each["sentence"] for each in found["shifts"] if not each["moved"]]
-    assert all(each.endswith(" is as before") for each in still)
+    rest = [each for each in found["shifts"] if not each["moved"]]
+    assert all(
+        each["sentence"].endswith(
+            ", by less than what counts as moved" if each["unsure"] else " is as before"
+        )
+        for each in rest
+    )
     text = client.get("/metrics").text
     assert f'gradcam_drift_moved{{model="corner"}} {len(moved)}.0' in text
     assert 'gradcam_drift_psi{label="all",model="corner",statistic="border"}' in text

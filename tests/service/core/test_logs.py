@@ -30,6 +30,7 @@ CATALOG = """
 [[models]]
 name = "fragile"
 source = "factory:tests.service.factories:fragile"
+kind = "classes"
 weights = "none"
 input_size = 8
 mean = [0, 0, 0]

@@ -21,6 +21,13 @@ def test_environment_then_options() -> None:
     assert (found.host, found.port, found.models) == ("0.0.0.0", 9001, Path("m.toml"))
 
 
+def test_three_full_batches_fit_unless_a_limit_was_set() -> None:
+    assert read_settings({}).fitting("max_queue", 400) == 1200
+    found = read_settings({"GRADCAM_MAX_QUEUE": "1024"})
+    assert found.fitting("max_queue", 400) == 0
+    assert found.fitting("pixel_budget", 400) == 1200
+
+
 @pytest.mark.parametrize(
     ("environment", "given", "words"),
     [

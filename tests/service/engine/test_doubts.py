@@ -25,6 +25,7 @@ def client() -> Iterator[TestClient]:
     entry = ModelEntry(
         name="seeing",
         source="factory:tests.service.engine.test_doubts:seeing",
+        kind="classes",
         weights="none",
         input_size=8,
         layer="stem",

@@ -15,9 +15,10 @@ import torch
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
-from cam import METHODS, Answer, CamError, ClassTarget, Question
+from cam import METHODS, Answer, ClassTarget, Question
 from cam.agreement import Fidelity
 from cam.outputs.output import Output
+from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import FastPath
 from cam.passes.fidelity import likeness
 from service.backend.work import Explain
@@ -65,7 +66,7 @@ def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     # For so small a model a busy machine may find it slower compiled.
-    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() and 1.0)
+    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() or 1.0)
     with TestClient(create_app(Settings(), entries())) as client:
         wait_until_ready(client, 300)
         about = client.get("/v1/models/fast").json()
@@ -133,43 +134,45 @@ class Uncompiled(FastPath):
 class OtherSize(Uncompiled):
     """A batch of two answers each row with the other's."""
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         return super().explain(images.flip(0) if len(images) == 2 else images, questions)
 
 
 class OtherRow(Uncompiled):
     """The second row of a batch of four shows the first image."""
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         return super().explain(images[[0, 0, 2, 3]] if len(images) == 4 else images, questions)
 
 
 class OtherMaps(Uncompiled):
     """The maps of the third row of a batch of four are upside down; the logits are right."""
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         found = super().explain(images, questions)
         for row in range(2, len(found), 4) if len(images) == 4 else ():
             answer = found[row]
             assert isinstance(answer, Answer)
             maps = [replace(each, map=each.map[::-1, ::-1]) for each in answer.explanations]
-            found[row] = replace(answer, explanations=tuple(maps))
+            found.replace(row, replace(answer, explanations=tuple(maps)))
         return found
 
 
 class OtherClass(Uncompiled):
     """The best class and the fiftieth of a thousand have each other's logit; all else is right."""
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         found = super().explain(images, questions)
-        for row, answer in enumerate(found):
+        for row, answer in enumerate([*found]):
             assert isinstance(answer, Answer)
             assert answer.output.logits is not None
             logits = answer.output.logits.clone()
             ranked = logits.argsort(descending=True)
             best, other = int(ranked[0]), int(ranked[49])
             logits[[best, other]] = logits[[other, best]]
-            found[row] = replace(answer, output=replace(answer.output, logits=logits))
+            found.replace(
+                row, replace(answer, output=replace(answer.output, logits=logits, known=None))
+            )
         return found
 
 

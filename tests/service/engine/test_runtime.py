@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 from torch import Tensor
 
-from cam import Answer, CamError, Question
+from cam import Answer, Question
+from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import FastPath
 from service.core.errors import ConfigError
 from service.core.settings import Settings
@@ -136,16 +137,16 @@ class Rounded(FastPath):
     def settle(self, image: Tensor) -> str | None:
         return None
 
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> list[Answer | CamError]:
+    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         found = super().explain(images, questions)
-        for row, answer in enumerate(found):
+        for row, answer in enumerate([*found]):
             assert isinstance(answer, Answer)
             maps = []
             for each in answer.explanations:
                 values = each.map.copy()
                 values[0, 0] += self._share * values.max()
                 maps.append(replace(each, map=values))
-            found[row] = replace(answer, explanations=tuple(maps))
+            found.replace(row, replace(answer, explanations=tuple(maps)))
         return found
 
 

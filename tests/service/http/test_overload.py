@@ -20,7 +20,9 @@ from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 from tests.service.http.test_bad_input import check
 
 TINY: dict[str, Any] = {"weights": "none", "input_size": 8}
-SLOW = ModelEntry(name="slow", source="factory:tests.service.factories:slow", max_batch=1, **TINY)
+SLOW = ModelEntry(
+    name="slow", source="factory:tests.service.factories:slow", max_batch=1, kind="classes", **TINY
+)
 FRAGILE = ModelEntry(
     name="fragile",
     source="factory:tests.service.factories:fragile",

@@ -24,6 +24,7 @@ TINY = ModelEntry(
     weights="none",
     input_size=8,
     device="cpu",
+    kind="classes",
 )
 SLOW = ModelEntry(
     name="slow",

@@ -435,7 +435,7 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_events_tell_of_progress_until_the_end(jobs: TestClient) -> None:
-    job = slow_job(jobs, 4)
+    job = slow_job(jobs, 12)
     with jobs.stream("GET", f"/v1/jobs/{job}/events") as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         assert response.headers["Cache-Control"] == "no-store"
@@ -444,7 +444,7 @@ def test_events_tell_of_progress_until_the_end(jobs: TestClient) -> None:
     assert told[-1][0] == "end"
     settled = [document["counts"]["done"] for _, document in told]
     assert settled == sorted(settled)
-    assert settled[-1] == 4
+    assert settled[-1] == 12
     assert len(set(settled)) >= 3  # not only the beginning and the end
     assert told[-1][1] == jobs.get(f"/v1/jobs/{job}").json()
 

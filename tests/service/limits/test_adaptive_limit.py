@@ -54,7 +54,12 @@ def limits_of(
 ) -> list[AdaptiveLimit]:
     return [
         AdaptiveLimit(
-            "limit", most, allowed=allowed, counts=counts, warmed=lambda: warmed, clock=clock
+            "limit",
+            lambda: most,
+            allowed=allowed,
+            counts=counts,
+            warmed=lambda: warmed,
+            clock=clock,
         )
         for counts in doors
     ]

@@ -40,6 +40,20 @@ def test_so_many_images_of_a_model_are_let_in_and_not_one_more(metrics: Metrics)
     admission.check("cat", 4)
 
 
+def test_the_full_batches_of_a_model_fit(metrics: Metrics) -> None:
+    admission = Admission(4, metrics=metrics, fitting={"large": 12, "small": 2}.__getitem__)
+    admission.check("large", 12)
+    assert admission.limit_of("large").number() == 12
+    assert admission.limit_of("small").number() == 4
+    with admission.admit("large", 6, costly=6):
+        with pytest.raises(QueueFull, match="at most 12 are allowed"):
+            admission.check("large", 7)
+        with pytest.raises(QueueFull, match=r"6 costly images .* at most 6 are allowed"):
+            admission.check("large", 1, costly=1)
+    with admission.admit("small", 4, costly=0), pytest.raises(QueueFull, match="at most 4 are"):
+        admission.check("small", 1)
+
+
 @pytest.mark.parametrize(("room", "half"), [(1, 1), (2, 1), (4, 2), (5, 3)])
 def test_half_of_the_room_is_open_to_costly_ones(metrics: Metrics, room: int, half: int) -> None:
     admission = Admission(room, metrics=metrics)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from service.limits.pixel_budget import PhotoPool, PixelBudget
+from service.limits.pixel_budget import PHOTO_PIXELS, PhotoPool, PixelBudget
 from tests.waiting import settled, until_async
 
 pytestmark = pytest.mark.anyio
@@ -205,6 +205,22 @@ async def test_what_is_larger_than_the_pool_is_let_in_alone() -> None:
     await holders.leave(2)
     await asyncio.gather(*tasks)
     assert await is_empty(holders.pool)
+
+
+async def test_the_photos_of_full_batches_have_room() -> None:
+    with PixelBudget(pixels=8 * PHOTO_PIXELS, threads=1, largest=1) as budget:
+        budget.fit(1)  # as there is room for two, nothing changes
+        holders = Holders(budget.small)
+        sizes = [PHOTO_PIXELS - number for number in range(4)]
+        tasks = [await holders.come(pixels) for pixels in sizes[:3]]
+        assert len(holders.inside) == 2
+        budget.fit(4)  # the one that waits need not wait for another to leave
+        await settled()
+        assert len(holders.inside) == 3
+        tasks.append(await holders.come(sizes[3]))
+        assert sorted(holders.inside, reverse=True) == sizes
+        await holders.leave(*sizes)
+        await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize(("pixels", "large"), [(1, False), (10, False), (11, True), (60, True)])

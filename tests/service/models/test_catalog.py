@@ -19,6 +19,7 @@ prompts = ["a cat", "a dog"]
 templates = ["a photo of {}."]
 output = 1
 activation = "sigmoid"
+kind = "classes"
 layer = "layer4"
 method_layers = {layercam = "layer3"}
 reshape = {"blocks.*" = "tokens 14 14 1"}
@@ -64,6 +65,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         "templates": ("a photo of {}.",),
         "output": 1,
         "activation": "sigmoid",
+        "kind": "classes",
         "layer": "layer4",
         "method_layers": {"layercam": "layer3"},
         "reshape": {"blocks.*": "tokens 14 14 1"},

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import skimage.data
 import torch
+import torchvision
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import nn
 
-from cam import ClassTarget, explain
+from cam import ClassTarget, Question, explain
 from cam.errors import InvalidPrompt
+from service.backend.work import Explain
 from service.core.errors import ConfigError
+from service.core.metrics import Metrics
+from service.engine.engine import Engine
 from service.loading import class_mixture
 from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.served_model import ServedModel, check, load
@@ -92,10 +96,18 @@ def test_a_prompt_is_a_mixture_of_classes(monkeypatch: pytest.MonkeyPatch) -> No
     def embedded(sentences: object, tokenizer: object, texts: list[str]) -> torch.Tensor:
         return nn.functional.normalize(torch.tensor([directions[text] for text in texts]), dim=1)
 
-    monkeypatch.setattr(class_mixture, "ResNet18_Weights", Weights)
+    monkeypatch.setattr(torchvision.models, "ResNet18_Weights", Weights)
     monkeypatch.setattr(class_mixture, "embedded", embedded)
     monkeypatch.setattr(class_mixture, "TEMPERATURE", 1.0)
-    mixture = ClassMixture(nn.Identity(), nn.Identity(), None, ["a cat", "both"])
+
+    class Tokenizer:
+        unk_token_id = 0
+        all_special_ids = (0,)
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [1]}
+
+    mixture = ClassMixture(nn.Identity(), nn.Identity(), Tokenizer(), ["a cat", "both"])
     logits = torch.tensor([[np.log(3.0), np.log(5.0)]], dtype=torch.float32)
     weight = np.e / (np.e + 1)  # softmax of the cosines 1 and 0
     expected = [weight * 3 + (1 - weight) * 5, 0.5 * 3 + 0.5 * 5]
@@ -149,6 +161,56 @@ def test_the_activation_is_that_of_the_entry(
     found = load(entry(tmp_path, f'prompts = ["a cat", "a dog"]\n{line}'))
     assert (found.activation, found.activation_reason) == (activation, reason)
     assert found.reading.activation == activation
+
+
+@pytest.mark.parametrize("text", ["🍕", "ᚠᚢᚦ", "🍕 🍕"])
+def test_a_text_without_a_known_word_is_refused(served: ServedModel, text: str) -> None:
+    """All of them were the same to the encoder."""
+    module: Any = served.module
+    with pytest.raises(InvalidPrompt, match="the sentence encoder knows no word of"):
+        module.text_target(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["qwertyuiop", "asdf jkl", "blorf", "xyzzy plugh", "wibble wobble wub", "!!!", "skdjfh"]
+)
+def test_a_text_that_names_nothing_is_told(served: ServedModel, text: str) -> None:
+    module: Any = served.module
+    image = seen(served, "coffee")
+    (found,) = explain(served.module, image, target=module.text_target(text))
+    assert [each for each in found.warnings if f"{text!r} names nothing that the model" in each]
+    (contrast,) = explain(served.module, image, target=module.text_target("a cup", text))
+    assert [each for each in contrast.warnings if f"{text!r} names nothing" in each]
+
+
+@pytest.mark.parametrize(
+    "text", ["something to drink from", "a spacecraft", "food", "an animal", "a cup", "sport"]
+)
+def test_a_text_that_names_something_has_no_warning(served: ServedModel, text: str) -> None:
+    module: Any = served.module
+    (found,) = explain(served.module, seen(served, "coffee"), target=module.text_target(text))
+    assert not [each for each in found.warnings if "names nothing" in each]
+    assert served.unnamed is None
+
+
+def test_a_prompt_that_names_nothing_is_told_with_every_map(tmp_path: Path) -> None:
+    found = load(entry(tmp_path, 'prompts = ["a cat", "qwertyuiop"]'))
+    assert found.unnamed is not None
+    assert "'qwertyuiop' names nothing that the model knows" in found.unnamed
+    assert "'a cat'" not in found.unnamed
+
+
+@pytest.mark.anyio
+async def test_a_requests_prompt_that_names_nothing_is_told(served: ServedModel) -> None:
+    """With its maps alone: the next request's words are others."""
+    question = Question((ClassTarget(),), "gradcam", (served.default,))
+    pixels = served.preprocessing.apply(photo("coffee"), "squash")
+    async with Engine(served, max_queue=4, metrics=Metrics()) as engine:
+        for prompts, told in ((("a cup", "qwertyuiop"), True), (("a cup", "a cat"), False)):
+            outcome = await engine.ask(Explain(pixels, (question,), prompts=prompts))
+            warnings = " ".join(outcome.value.explanations[0].warnings)
+            assert ("'qwertyuiop' names nothing that the model knows" in warnings) is told
+            assert "'a cup'" not in warnings
 
 
 def test_a_contrast_lies_elsewhere(served: ServedModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from cam.methods import abilities
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.served_model import load
@@ -209,3 +211,83 @@ def test_the_fingerprint_knows_the_activation() -> None:
     auto, same, other, features = (load(entry).fingerprint for entry in entries)
     assert auto == same
     assert len({auto, other, features}) == 3
+
+
+@pytest.mark.parametrize(
+    ("factory", "given", "words"),
+    [
+        ("paired", {"output": 1}, "as logits of 4 classes (softmax)"),
+        ("paired", {"output": 1, "kind": "classes"}, None),
+        ("paired", {"output": 1, "activation": "softmax"}, None),
+        ("paired", {"output": 1, "kind": "value"}, None),
+        ("softmaxed", {}, None),  # probabilities
+        ("binary", {}, "as logits of 2 classes (sigmoid)"),
+        ("foreground", {}, "as logits of 2 classes at each pixel (sigmoid)"),
+    ],
+)
+def test_an_output_that_nothing_names_is_told_as_it_was_read(
+    factory: str, given: dict[str, Any], words: str | None
+) -> None:
+    found = load(ModelEntry(name="m", source=f"{FACTORIES}{factory}", **PLAIN, **given))
+    if words is None:
+        assert found.unnamed is None
+    else:
+        assert found.unnamed is not None
+        assert words in found.unnamed
+        assert "labels, kind or activation of its entry says it" in found.unnamed
+    if given.get("kind") == "value":
+        assert (found.kind, found.activation) == ("value", "none")
+
+
+def test_how_it_was_read_stands_in_every_answer(served: TestClient) -> None:
+    told = "nothing says what the model's outputs are"
+    assert told in " ".join(ask(served, "paired")[1]["warnings"])
+    assert told not in " ".join(ask(served, "multilabel")[1]["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("factory", "key", "words"),
+    [
+        ("gray", "source", "takes images of 1 channel, and photos have 3 (RGB)"),
+        ("sized", "input_size", "runs with input_size = 48"),
+        ("picky", "source", "fails on an input of shape (1, 3, 8, 8): ValueError: not today"),
+        ("in_place", "source", "runs on an input of shape (1, 3, 8, 8), but fails with hooks"),
+        ("coder", "activation", "the shape of its input, (3, 8, 8)"),
+        ("wrapper", "source", "a YOLO of Ultralytics wraps the network for predictions"),
+    ],
+)
+def test_what_fails_is_named_and_not_the_size(factory: str, key: str, words: str) -> None:
+    entry = ModelEntry(name="m", source=f"{FACTORIES}{factory}", **PLAIN)
+    with pytest.raises(ConfigError, match=f"key '{key}': .*{re.escape(words)}"):
+        load(entry)
+
+
+def test_a_factory_that_returns_a_module_in_training_mode_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load(ModelEntry(name="m", source=f"{FACTORIES}in_training", **PLAIN))
+    assert "in training mode (dropout, batch norm); it is served in evaluation mode" in caplog.text
+    caplog.clear()
+    load(ModelEntry(name="m", source=f"{FACTORIES}binary", **PLAIN))
+    assert "in training mode" not in caplog.text
+
+
+def test_a_check_that_raises_makes_its_method_unsuited_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As lrp's did with another version of its library: the whole model was refused."""
+    entry = ModelEntry(name="m", source=f"{FACTORIES}binary", **PLAIN)
+    usual = load(entry).unsuited
+
+    def raising(*given: object) -> str | None:
+        raise ValueError("batch_norm eps must be positive")
+
+    for name in ("lrp_problem", "attnlrp_problem", "attention_problems", "require_biases"):
+        with monkeypatch.context() as patch:
+            patch.setattr(abilities, name, raising)
+            found = load(entry).unsuited
+        wrong = {method for method, reason in found.items() if "eps must be positive" in reason}
+        assert wrong
+        assert {key: said for key, said in found.items() if key not in wrong} == {
+            key: said for key, said in usual.items() if key not in wrong
+        }

@@ -18,6 +18,7 @@ from service.core.settings import Settings
 from service.models.catalog import read_catalog
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_bad_input import check
+from tests.service.pipeline import test_methods_compared as compared
 
 CATALOG = """
 [[models]]
@@ -397,3 +398,13 @@ def test_boxes_of_a_photo_that_was_not_decoded_whole_are_in_the_whole_ones_pixel
     # It is decoded as 200 × 150, and its boxes are anywhere.
     assert max(box["right"] for box in boxes) > 400
     assert max(box["bottom"] for box in boxes) > 300
+
+
+@pytest.mark.slow
+def test_evidence_layers_are_for_segmenters(dense: TestClient) -> None:
+    photo = encoded(noise(64, 64))
+    found = compared.explained(dense, photo, model="/v1/models/segmenter", reasons=2)
+    assert [each["reason"] for each in found] == [1, 2]
+    assert found[0]["target"]["index"] == found[1]["target"]["index"]
+    refused = compared.ask(dense, photo, model="/v1/models/detector", reasons=2)
+    check(refused, 422, "invalid-parameter", "reasons is 2", "that 'detector' detects")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,33 +11,19 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
-from service.models.catalog import read_catalog
 from tests.service.conftest import (
     CAT,
     ESPRESSO,
     MODEL,
     comparable,
     encoded,
-    noise,
-    running_app,
     values,
 )
 from tests.service.http.test_bad_input import check
-from tests.service.pipeline.test_dense import CATALOG
 from tests.service.pipeline.test_methods_compared import ask, explained
 
 SEEN = {"size": "model", "output": "values"}
 """Maps as numbers on the model's input."""
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder: Path = tmp_path_factory.mktemp("dense")
-    (folder / "models.toml").write_text(CATALOG)
-    (folder / "labels.txt").write_text("__background__\nape\nbee\ncat\n")
-    with running_app(Settings(), read_catalog(folder / "models.toml")) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +172,3 @@ def test_evaluation_refuses_it(client: TestClient, cat: Image.Image) -> None:
         headers={"Content-Type": "image/png"},
     )
     check(response, 422, "invalid-parameter", "reasons is 2", "of the photo itself")
-
-
-def test_segmenters_and_detectors(dense: TestClient) -> None:
-    photo = encoded(noise(64, 64))
-    found = explained(dense, photo, model="/v1/models/segmenter", reasons=2)
-    assert [each["reason"] for each in found] == [1, 2]
-    assert found[0]["target"]["index"] == found[1]["target"]["index"]
-    refused = ask(dense, photo, model="/v1/models/detector", reasons=2)
-    check(refused, 422, "invalid-parameter", "reasons is 2", "that 'detector' detects")

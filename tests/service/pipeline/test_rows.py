@@ -31,6 +31,7 @@ CATALOG = """
 [[models]]
 name = "tiny"
 source = "factory:tests.service.factories:tiny"
+kind = "classes"
 weights = "none"
 input_size = 8
 """

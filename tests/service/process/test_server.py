@@ -70,7 +70,7 @@ def test_a_second_signal_does_not_wait_for_the_queue(slow_catalog: str) -> None:
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGINT)
             responses = [future.result() for future in futures]
-            assert time.monotonic() - started < 1.5  # the queue holds three seconds of work
+            assert time.monotonic() - started < 2.5  # the queue holds three seconds of work
             assert process.wait(10) == 1
         assert {response.status_code for response in responses} == {503}
         assert "stopped before the answer was ready" in responses[0].json()["detail"]

@@ -192,10 +192,8 @@ def test_nothing_stays_when_the_supervisor_itself_is_killed(tmp_path: Path) -> N
 def test_sigterm_does_not_wait_for_a_model_that_loads(tmp_path: Path) -> None:
     with starting("--models", catalog(tmp_path, "sluggish")) as (process, http):
         wait_until_it_says(http, "still loading: m")
-        started = time.monotonic()
         process.terminate()
-        assert process.wait(20) == 0
-        assert time.monotonic() - started < 5
+        assert process.wait(20) == 0  # the model takes a minute
 
 
 def wait_until_it_says(http: httpx2.Client, detail: str) -> None:
