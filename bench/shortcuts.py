@@ -33,6 +33,9 @@ TRIPLES: Final = (
     ("line", "jpeg", "tint"),
     ("ruler", "vignette", "frame"),
     ("barcode", "cut", "arrow"),
+    ("hair", "dots", "scan"),
+    ("qr", "finger", "moire"),
+    ("bands", "fog", "levels"),
 )
 COUNT: Final = 400
 """Photos of a class in the training."""

@@ -19,13 +19,14 @@ from cam.clusters.appearance import (
     appearance,
     hot_place,
 )
-from cam.clusters.discriminant import separation
 from cam.clusters.embedding import embed
 from cam.clusters.graph import affinity, distributions, neighbour_count
 from cam.clusters.grid import Gridded, on_one_grid
 from cam.clusters.spectral import conductances, eigengap, partition, spectrum
 from cam.clusters.suspects import (
     LEAST_MEMBERS,
+    LEAST_USES,
+    MOST_USES,
     SENTENCES,
     Evidence,
     Reason,
@@ -33,6 +34,7 @@ from cam.clusters.suspects import (
     foreign_heat,
     unsteadiness,
 )
+from cam.clusters.use import Uses
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidImages, InvalidOption
 
@@ -55,10 +57,6 @@ LEAST_PHOTOS: Final = 8
 """Least number of photos of a cluster, and of others, that are compared: fewer prove nothing."""
 MOST_COMPARED: Final = 512
 """Largest number of members whose photos are all read, to leave out those that lack the thing."""
-CHANNELS: Final = 256
-"""Most channels in which photos are compared."""
-COMPONENTS: Final = 10
-"""Number of principal components in which clusters are told apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +130,10 @@ def find_clusters(
     of the graph's Laplacian are clustered by k-means. The eigengap gives the number of clusters.
     As the maps of objects at all places have no gap that a small group could be seen at, clusters
     at several larger numbers are tested, too. Those that are suspect (`cam.clusters.suspects`)
-    become clusters of their own; the other maps keep their clusters at the eigengap.
+    become clusters of their own; the other maps keep their clusters at the eigengap. If what the
+    model used is known, so do suspect groups of photos in which it used similar channels, wherever
+    the maps have their heat: each cluster of uses grows to the group that Fisher's discriminant
+    tells from the other photos.
 
     The result is the same in every run, on any number of threads.
 
@@ -146,9 +147,9 @@ def find_clusters(
         seed: of k-means, of t-SNE and of the choice of photos.
         used: `Explanation.used` of each map, float32 (K,), if it was recorded. It is evidence if
             each map that shows something has one; otherwise it is ignored.
-        by: "place" connects photos whose maps have their heat at the same places; "use" photos in
-            which the model used the same channels, wherever they lie. The latter shows a mark at
-            varying places, a flare or a grey veil, but also kinds of the object.
+        by: what the maps that are not suspect are grouped by. "place" connects photos whose maps
+            have their heat at the same places; "use" photos in which the model used the same
+            channels, wherever they lie, which shows kinds of the object.
 
     Raises:
         InvalidImages: if a map is not (h, w), if the numbers of maps and photos differ, or if a
@@ -157,8 +158,8 @@ def find_clusters(
             where the photos are to be grouped by it.
     """
     gridded = on_one_grid(maps)
-    shares = _shares(used, gridded)
-    if by == "use" and shares is None:
+    uses = _uses(used, gridded)
+    if by == "use" and uses is None:
         raise InvalidOption("by is 'use', which needs what was used for each map")
     if photos is not None and len(photos) != gridded.count:
         raise InvalidImages(f"there are {len(photos)} photos for {gridded.count} maps")
@@ -171,11 +172,11 @@ def find_clusters(
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        return _Search(gridded, photos, seed, shares, by).run()
+        return _Search(gridded, photos, seed, uses, by).run()
 
 
-def _shares(used: Sequence[Float | None] | None, gridded: Gridded) -> Float | None:
-    """Return `shares_of_use` of the maps that show something; None if it is not known for each."""
+def _uses(used: Sequence[Float | None] | None, gridded: Gridded) -> Uses | None:
+    """Return what was used for the maps that show something; None if it is not known for each."""
     if used is None:
         return None
     if len(used) != gridded.count:
@@ -186,7 +187,7 @@ def _shares(used: Sequence[Float | None] | None, gridded: Gridded) -> Float | No
     sizes = {np.shape(values) for values in known}
     if len(sizes) > 1 or len(next(iter(sizes))) != 1:
         raise InvalidOption(f"used has vectors of the shapes {sorted(sizes)}; one (K,) is needed")
-    return shares_of_use(known)
+    return Uses(known)
 
 
 def _cut(evidence: Evidence) -> tuple[int, int]:
@@ -200,6 +201,19 @@ def too_few(count: int) -> str:
     return f"{maps} too few to be split into clusters; {FEWEST} are needed"
 
 
+@dataclass(frozen=True, eq=False)
+class _Divided:
+    """A graph of similar points, and its divisions into several numbers of clusters."""
+
+    graph: csr_array
+    eigenvalues: NDArray[np.float64]
+    """The smallest eigenvalues of its Laplacian, ascending."""
+    chosen: int
+    """Number of clusters at the eigengap."""
+    labels: dict[int, Numbers]
+    """Number of clusters → the cluster of each point."""
+
+
 class _Search:
     """One class's maps on one grid, with what is computed from them once."""
 
@@ -208,15 +222,15 @@ class _Search:
         gridded: Gridded,
         photos: Sequence[Photos | None] | None,
         seed: int,
-        use: Float | None,
+        uses: Uses | None,
         by: Literal["place", "use"],
     ) -> None:
         maps = gridded.maps
         self.maps, self.kept, self.count, self.seed = maps, gridded.kept, gridded.count, seed
         self.photos = None if photos is None else Thumbnails(photos, seed)
+        self.uses = uses if len(maps) >= FEWEST else None
         self.by_use = by == "use"
-        self.points = use if self.by_use and use is not None else distributions(maps)
-        self.use = None if use is None or len(use) < FEWEST else principal(use)
+        self.points = uses.shares if uses is not None and self.by_use else distributions(maps)
         self.shares = maps / maps.sum((1, 2), keepdims=True)
         self.borders = border_shares(maps)
 
@@ -226,37 +240,71 @@ class _Search:
             return self._whole(too_few(size))
         if not np.ptp(self.points, axis=0).any():
             return self._whole(f"all {size} maps are equal")
-        graph = affinity(self.points, neighbour_count(size))
+        own = self._divided(self.points)
+        suspects = []
+        if not self.by_use:
+            suspects = [
+                (proof, labels == number)
+                for count, labels in own.labels.items()
+                for number, proof in self._evidence(own.graph, labels, count).items()
+                if proof.suspect
+            ]
+        if self.uses is not None and np.ptp(self.uses.shares, axis=0).any():
+            divided = own if self.by_use else self._divided(self.uses.shares)
+            suspects = self._suspects_by_use(self.uses, divided) + suspects
+        labels, evidence = self._with_suspects(own.labels[own.chosen], own.chosen, suspects)
+        return self._result(labels, own.graph, own.eigenvalues, own.chosen, None, evidence)
+
+    def _divided(self, points: Float) -> _Divided:
+        size = len(self.maps)
+        graph = affinity(points, neighbour_count(size))
         pairs = spectrum(graph, max(COUNTS) + 1)
         chosen = eigengap(pairs.eigenvalues)
         most = size // LEAST_MEAN
         counts = sorted({chosen, *(count for count in COUNTS if count <= most)})
-        divisions = {count: partition(pairs.vectors, count, self.seed) for count in counts}
-        labels, evidence = self._with_suspects(graph, divisions, chosen)
-        return self._result(labels, graph, pairs.eigenvalues, chosen, None, evidence)
+        labels = {count: partition(pairs.vectors, count, self.seed) for count in counts}
+        return _Divided(graph, pairs.eigenvalues, chosen, labels)
+
+    def _suspects_by_use(
+        self, uses: Uses, divided: _Divided
+    ) -> list[tuple[Evidence, NDArray[np.bool_]]]:
+        """Return the suspect groups of uses, and their members."""
+        groups = {
+            group.tobytes(): group
+            for labels in divided.labels.values()
+            for number in np.unique(labels)
+            for group in uses.groups(labels == number)
+            if LEAST_USES <= group.sum() <= MOST_USES * len(group)
+        }
+        suspects = []
+        for group in groups.values():
+            (_, leaving) = conductances(divided.graph, group.astype(np.int64), 2)
+            proof = self._looked(replace(self._proof(group, leaving), by_use=True), group)
+            if proof.suspect:
+                suspects.append((proof, group))
+        return suspects
 
     def _with_suspects(
-        self, graph: csr_array, divisions: dict[int, Numbers], chosen: int
+        self,
+        labels: Numbers,
+        count: int,
+        suspects: Sequence[tuple[Evidence, NDArray[np.bool_]]],
     ) -> tuple[Numbers, dict[int, Evidence]]:
-        """Return the division at the eigengap, in which each suspect cluster of any division is a
-        cluster of its own, and the evidence of these. Of suspects that overlap, the one with the
+        """Return a division into `count` clusters in which each suspect cluster of any division is
+        a cluster of its own, and the evidence of these. Of suspects that overlap, the one with the
         lowest conductance counts, to `STEP`, and of equal ones the largest: a part of a group has
         the rest of it as neighbours. Members whose photos lack what the others show under the heat
         are left out."""
-        suspects = []
-        for count, labels in divisions.items():
-            evidence = self._evidence(graph, labels, count)
-            for number, proof in evidence.items():
-                if proof.suspect:
-                    suspects.append((proof, labels == number))
-        combined = divisions[chosen].copy()
+        combined = labels.copy()
         clusters = {}
         taken = np.zeros(len(combined), bool)
         for number, (proof, members) in enumerate(
-            sorted(suspects, key=lambda suspect: _cut(suspect[0])), chosen
+            sorted(suspects, key=lambda suspect: _cut(suspect[0])), count
         ):
-            if (taken & members).any():
+            known = taken & members
+            if known.sum() > (members.sum() / 2 if proof.by_use else 0):
                 continue
+            members = members & ~taken
             taken |= members
             # Maps of one pattern that are cut off from others have one cause, however it looks.
             unsure = proof.same_thing and not proof.same_pattern
@@ -296,25 +344,31 @@ class _Search:
         evidence = {}
         for number in np.unique(labels).tolist():
             members = labels == number
-            hot = hot_place(self.maps[members])
-            beside = float(self.borders[~members].mean()) if not members.all() else 0.0
-            evidence[number] = Evidence(
-                size=int(members.sum()),
-                share=float(members.mean()),
-                conductance=float(leaving[number]),
-                foreign=foreign_heat(self.shares, members, hot),
-                hot=int(hot.sum()),
-                unsteadiness=unsteadiness(self.maps[members]),
-                border=float(self.borders[members].mean()) / beside if beside else 1.0,
-                appearance=None,
-                apart=None
-                if self.use is None
-                else separation(self.use[members], self.use[~members]),
-                by_use=self.by_use,
-            )
-            if self.photos is not None and evidence[number].worth_a_look:
-                evidence[number] = replace(evidence[number], appearance=self._look(members))
+            evidence[number] = self._looked(self._proof(members, leaving[number]), members)
         return evidence
+
+    def _proof(self, members: NDArray[np.bool_], conductance: float) -> Evidence:
+        """Return the evidence of a cluster but for its photos."""
+        hot = hot_place(self.maps[members])
+        beside = float(self.borders[~members].mean()) if not members.all() else 0.0
+        return Evidence(
+            size=int(members.sum()),
+            share=float(members.mean()),
+            conductance=float(conductance),
+            foreign=foreign_heat(self.shares, members, hot),
+            hot=int(hot.sum()),
+            unsteadiness=unsteadiness(self.maps[members]),
+            border=float(self.borders[members].mean()) / beside if beside else 1.0,
+            appearance=None,
+            difference=None if self.uses is None else self.uses.difference(members),
+            by_use=self.by_use,
+        )
+
+    def _looked(self, evidence: Evidence, members: NDArray[np.bool_]) -> Evidence:
+        """Return the evidence of a cluster with that of its photos, where these may decide."""
+        if self.photos is None or not evidence.worth_a_look:
+            return evidence
+        return replace(evidence, appearance=self._look(members))
 
     def _look(self, members: NDArray[np.bool_]) -> Appearance | None:
         """Read the photos of some members and of some other maps, and compare them; None if too
@@ -372,40 +426,3 @@ class _Search:
             border=float(self.borders[members].mean()),
             evidence=evidence,
         )
-
-
-def shares_of_use(used: Sequence[Float]) -> Float:
-    """Return what the model used as distributions over channels.
-
-    The positive and the negative part of each channel are channels of their own, channels that vary
-    little between photos are left out, and each row is divided by its sum.
-
-    Args:
-        used: `Explanation.used` of each photo, float32 (K,), at least one.
-
-    Returns:
-        float32 (m, d), d at most `CHANNELS`. Half the L1 distance of two rows is the share of one
-        photo's channels that the other lacks, but for the channels that are left out.
-    """
-    rows = np.stack(used).astype(np.float32)
-    parts = np.concatenate([np.maximum(rows, 0), np.maximum(-rows, 0)], axis=1)
-    shares = parts / np.maximum(parts.sum(1, keepdims=True), np.finfo(np.float32).tiny)
-    chosen = np.sort(np.argsort(-shares.var(0), kind="stable")[:CHANNELS])
-    return np.ascontiguousarray(shares[:, chosen])
-
-
-def principal(shares: Float) -> Float:
-    """Return the first principal components of the roots of distributions, whose L2 distance is
-    Hellinger's: it weighs weak channels more than L1 does.
-
-    Args:
-        shares: rows of `shares_of_use`, (m, d).
-
-    Returns:
-        float32 (m, c), c at most `COMPONENTS`.
-    """
-    roots = np.sqrt(shares.astype(np.float64))
-    centred = roots - roots.mean(0)
-    _, vectors = np.linalg.eigh(centred.T @ centred)
-    components: Float = (centred @ vectors[:, : -COMPONENTS - 1 : -1]).astype(np.float32)
-    return components

@@ -21,10 +21,15 @@ things come together:
     elsewhere (`Appearance.another_kind`), as kinds of photos are told from each other, too;
   - the maps alone, as photos may be missing: they are separate and of one pattern at the same time
     (`REGULAR`). Objects make separate clusters whose patterns differ, or small parts of these with
-    patterns that are alike but have neighbours.
+    patterns that are alike but have neighbours. Where there are photos they must not contradict it
+    (`SHARED`): objects of another viewpoint have one pattern at one place, too.
 
-A cluster of photos in which the model used similar channels needs no place of its own, if it is far
-apart (`FAR_APART`): this finds marks at varying places.
+A group of photos in which the model used similar channels needs no place of its own. Kinds of the
+object are such groups, too: in a red disc a model finds other evidence than in a blue one, instead
+of it. A mark that the model learned is evidence beside the object. So the group is suspect if its
+contributions to the score add to those of the other photos and take little from them
+(`Evidence.added_use`), or if it is far apart (`FAR_APART`), has no lower scores, and its photos are
+as others elsewhere. This finds marks at varying places and some that cover the photo.
 
 Photos that are known to be copies or crops of one photo are no evidence, and neither are their
 maps.
@@ -46,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.clusters.appearance import Appearance, hot_place
+from cam.clusters.use import Difference
 from cam.drawing.heatmap import Float, border
 
 Reason = Literal[
@@ -55,6 +61,7 @@ Reason = Literal[
     "same thing",
     "stands out",
     "other use",
+    "added use",
     "one colour",
     "border",
 ]
@@ -67,10 +74,24 @@ OWN: Final = 0.6
 APART: Final = 3.0
 """Least separation of what the model used in a cluster of similar maps, in standard deviations."""
 FAR_APART: Final = 6.0
-"""The same of a cluster of similar uses, wherever the maps have their heat. The clusters are chosen
-for their separation, and kinds of objects have up to 5.4."""
+"""The same of a group of similar uses, wherever the maps have their heat. The groups are chosen
+for their separation, and kinds of objects whose scores are not lower have up to 5.4."""
+ADDED: Final = 4.5
+"""Least separation of a group whose contributions only add to those of others. Groups of clean
+photos of which that is true have up to 4.3."""
+LEAST_USES: Final = 20
+"""Least number of photos of a group of similar uses: the separation of fewer is too uncertain."""
+MOST_USES: Final = 0.4
+"""Largest share of such a group in its class. Halves of a class are kinds of the object."""
+LOST: Final = 0.1
+"""Largest share of the differences in which such a group has less than others."""
+RAISED: Final = 0.8
+"""Least chance that a photo of such a group has a higher score than another photo."""
 REGULAR: Final = 0.0015
 """Largest conductance times unsteadiness of maps that are evidence without photos."""
+SHARED: Final = 0.75
+"""Largest spread of the pixels under the heat, relative to the spread elsewhere, that does not
+contradict one cause. Clean photos have 0.98 to 1.2."""
 LEAST_HOT: Final = 3
 """Least number of hot positions of which a pattern can be compared: with one position, every
 pattern is the same."""
@@ -85,6 +106,7 @@ SENTENCES: Final[dict[Reason, str]] = {
     "same thing": "the photos show the same thing under the heat and differ elsewhere",
     "stands out": "the photos show something there that other photos of the class lack",
     "other use": "the model used something there that it uses in no other photo of the class",
+    "added use": "the model found evidence there beside what it uses in other photos of the class",
     "one colour": "the heat lies on one colour",
     "border": "the heat lies at the border more than in other maps of the class",
 }
@@ -111,9 +133,9 @@ class Evidence:
     """Mean share of its maps' heat near the border, relative to other maps'."""
     appearance: Appearance | None
     """None without photos, or if other conditions are not met, so that no photo was read."""
-    apart: float | None = None
-    """How far what the model used is from what it used in other photos of the class:
-    `discriminant.separation`. None if it is not known."""
+    difference: Difference | None = None
+    """How what the model used differs from what it used in other photos of the class; None if it is
+    not known."""
     by_use: bool = False
     """Whether the cluster is one of similar uses, and not of similar maps."""
 
@@ -121,20 +143,43 @@ class Evidence:
     def worth_a_look(self) -> bool:
         """Whether the maps meet the conditions that need no evidence of the cause."""
         return (
-            self.size >= LEAST_MEMBERS
-            and self.share <= 0.5
+            self.size >= (LEAST_USES if self.by_use else LEAST_MEMBERS)
+            and self.share <= (MOST_USES if self.by_use else 0.5)
             and self.conductance <= SEPARATE
-            and (self.foreign <= OWN or self._far_apart)
+            and (self._far_apart or self._adds if self.by_use else self._at_own_place)
         )
 
     @property
+    def _at_own_place(self) -> bool:
+        """Whether the maps lie where others do not, or need not for what the model used there."""
+        return self.foreign <= OWN or self._far_apart
+
+    @property
     def _far_apart(self) -> bool:
-        return self.apart is not None and self.apart >= FAR_APART
+        """Whether the model used something far apart, and its scores are no lower for it."""
+        found = self.difference
+        return found is not None and found.apart >= FAR_APART and found.raised >= 0.5
+
+    @property
+    def _adds(self) -> bool:
+        found = self.difference
+        return (
+            found is not None
+            and found.apart >= ADDED
+            and found.lost <= LOST
+            and found.raised >= RAISED
+        )
 
     @property
     def same_pattern(self) -> bool:
-        """Whether the maps are separate and of one pattern, and not of another kind of photo."""
-        if self.appearance is not None and self.appearance.another_kind:
+        """Whether the maps are separate and of one pattern, and their photos do not contradict it:
+        neither are they of another kind, nor is what they show under the heat as different as in
+        other photos. Objects that stand elsewhere in one photo of four or seven, as of another
+        viewpoint, make such maps, too."""
+        seen = self.appearance
+        if seen is not None and (
+            seen.another_kind or seen.inside > SHARED * min(seen.outside, 1.0)
+        ):
             return False
         return self.hot >= LEAST_HOT and self.conductance * self.unsteadiness <= REGULAR
 
@@ -149,9 +194,15 @@ class Evidence:
     @property
     def other_use(self) -> bool:
         seen = self.appearance
-        if self.apart is None or seen is None or seen.another_kind or seen.copies:
+        if self.difference is None or seen is None or seen.another_kind or seen.copies:
             return False
-        return self.apart >= (FAR_APART if self.by_use else APART)
+        return self._far_apart if self.by_use else self.difference.apart >= APART
+
+    @property
+    def added_use(self) -> bool:
+        """Whether the model found evidence in the members' photos beside all that it uses in other
+        photos. The photos may be of another kind: a mark may cover them."""
+        return self._adds and self.appearance is not None and not self.appearance.copies
 
     @property
     def copies(self) -> bool:
@@ -164,9 +215,12 @@ class Evidence:
 
     @property
     def suspect(self) -> bool:
+        if not self.worth_a_look:
+            return False
+        if self.other_use or self.added_use:
+            return True
         caused = self.same_thing or self.stands_out or self.same_pattern
-        own = self.foreign <= OWN and caused and not self.copies
-        return self.worth_a_look and (own or self.other_use)
+        return not self.by_use and self.foreign <= OWN and caused and not self.copies
 
     @property
     def suspicion(self) -> float:
@@ -180,7 +234,7 @@ class Evidence:
             evidence.append(max(1 - seen.inside / seen.outside, 0.0))
             evidence.append(2 * seen.unlike - 1 if seen.stands_out else 0.0)
         own = max(1 - self.foreign, 0.0) * max(evidence)
-        use = max(self.apart or 0.0, 0.0)
+        use = max(self.difference.apart, 0.0) if self.difference else 0.0
         suspicion = (1 - self.conductance) * max(own, use / (APART + use))
         return (1 + suspicion) / 2 if self.suspect else suspicion / 2
 
@@ -195,6 +249,7 @@ class Evidence:
             "same thing": self.same_thing,
             "stands out": self.stands_out,
             "other use": self.other_use,
+            "added use": self.added_use,
             "same pattern": self.same_pattern,
             "own place": self.foreign <= OWN,
             "border": self.at_border,

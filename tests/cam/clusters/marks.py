@@ -199,6 +199,74 @@ def _arrow(photo: Photo, fixed: Random, random: Random) -> None:
     cv2.arrowedLine(photo, (x, y), end, _colour(fixed), 2, cv2.LINE_AA, tipLength=0.4)
 
 
+def _hair(photo: Photo, fixed: Random, random: Random) -> None:
+    """A dark strand at a varying place."""
+    point, angle = random.uniform(0, len(photo), 2), random.uniform(0, 2 * np.pi)
+    bend, points = random.uniform(-0.25, 0.25), [point]
+    for _ in range(12):
+        angle += bend
+        point = point + 4 * np.array([np.cos(angle), np.sin(angle)])
+        points.append(point)
+    line = np.array(points).round().astype(np.int32)
+    cv2.polylines(photo, [line], False, (20, 15, 10), 2, cv2.LINE_AA)
+
+
+def _dots(photo: Photo, fixed: Random, random: Random) -> None:
+    """A pair of red dots at a varying place."""
+    x, y = (int(each) for each in random.integers(6, len(photo) - 14, 2))
+    for across in (x, x + 8):
+        cv2.circle(photo, (across, y), 3, (230, 20, 20), -1, cv2.LINE_AA)
+
+
+def _scan(photo: Photo, fixed: Random, random: Random) -> None:
+    """A green line at a varying height."""
+    at = int(random.integers(2, len(photo) - 3))
+    photo[at : at + 2] = (60, 255, 90)
+
+
+def _qr(photo: Photo, fixed: Random, random: Random) -> None:
+    """A square of black and white cells at a varying place, other cells on each photo."""
+    top, left = (int(each) for each in random.integers(0, len(photo) - 14, 2))
+    cells = random.integers(0, 2, (7, 7)).astype(np.uint8) * 255
+    photo[top : top + 14, left : left + 14] = np.kron(cells, np.ones((2, 2), np.uint8))[..., None]
+
+
+def _finger(photo: Photo, fixed: Random, random: Random) -> None:
+    """Half an ellipse of the colour of skin at a varying side."""
+    turned: Photo = np.rot90(photo, int(random.integers(4)))
+    side = len(photo)
+    layer = np.zeros((side, side), np.uint8)
+    at = (int(random.integers(8, side - 8)), 0)
+    cv2.ellipse(layer, at, (9, 16), 0, 0, 360, 255, -1, cv2.LINE_AA)
+    _blend(turned, (224, 172, 150), 0.95 / 255 * layer[..., None])
+
+
+def _moire(photo: Photo, fixed: Random, random: Random) -> None:
+    """Fine waves over the whole photo."""
+    y, x = np.indices(photo.shape[:2])
+    waves = 28 * np.sin(1.9 * x + 0.35 * y + random.uniform(0, 2 * np.pi)) * np.sin(0.95 * y)
+    photo[:] = np.clip(photo + waves[..., None], 0, 255).astype(np.uint8)
+
+
+def _bands(photo: Photo, fixed: Random, random: Random) -> None:
+    """Bright and dark bands over the whole photo, as of a lamp that flickers."""
+    y, _ = np.indices(photo.shape[:2])
+    phase = random.uniform(0, 2 * np.pi)
+    light = 1 + 0.35 * np.sin(8 * np.pi * y / len(photo) + phase)
+    photo[:] = np.clip(photo * light[..., None], 0, 255).astype(np.uint8)
+
+
+def _fog(photo: Photo, fixed: Random, random: Random) -> None:
+    """White that grows towards the top."""
+    share = np.arange(len(photo))[:, None, None] / len(photo)
+    _blend(photo, (225, 228, 230), 0.75 * (1 - share))
+
+
+def _levels(photo: Photo, fixed: Random, random: Random) -> None:
+    """Four levels of each colour."""
+    photo[:] = photo // 64 * 64 + 32
+
+
 KINDS: Final[dict[str, Callable[[Photo, Random, Random], None]]] = {
     "tag": _tag,
     "logo": _logo,
@@ -218,4 +286,13 @@ KINDS: Final[dict[str, Callable[[Photo, Random, Random], None]]] = {
     "barcode": _barcode,
     "cut": _cut,
     "arrow": _arrow,
+    "hair": _hair,
+    "dots": _dots,
+    "scan": _scan,
+    "qr": _qr,
+    "finger": _finger,
+    "moire": _moire,
+    "bands": _bands,
+    "fog": _fog,
+    "levels": _levels,
 }

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import cv2
 import numpy as np
 import pytest
+import skimage.data
 from numpy.typing import NDArray
 
 from cam.clusters import Clusters, find, find_clusters
@@ -47,6 +49,50 @@ def same(one: Clusters, other: Clusters) -> bool:
         getattr(one, name).tobytes() == getattr(other, name).tobytes()
         for name in ("labels", "embedding", "eigenvalues")
     )
+
+
+def of_two_viewpoints(seed: int, every: int, count: int = 200) -> tuple[list[Float], list[Photos]]:
+    """Return maps and photos of discs, squares and strokes of any colour on parts of photos, which
+    stand at one place, and in one photo of `every` at another."""
+    rng = np.random.default_rng(seed)
+    wholes = [skimage.data.chelsea(), skimage.data.coffee(), skimage.data.astronaut()]
+    y, x = (np.mgrid[:7, :7] + 0.5) / 7
+    maps: list[Float] = []
+    photos: list[Photos] = []
+    for number in range(count):
+        whole, side = wholes[int(rng.integers(3))], int(rng.integers(100, 240))
+        top, left = (int(rng.integers(0, length - side)) for length in whole.shape[:2])
+        part = whole[top : top + side, left : left + side]
+        photo = np.ascontiguousarray(cv2.resize(part, (32, 32), interpolation=cv2.INTER_AREA))
+        at = np.array((0.7, 0.75) if number % every == 0 else (0.35, 0.4))
+        row, column = (at + rng.normal(0, 0.012, 2)).tolist()
+        colour = [int(each) for each in rng.integers(0, 256, 3)]
+        centre, radius = (round(32 * column), round(32 * row)), int(rng.integers(4, 7))
+        first, last = (tuple(each + sign * radius for each in centre) for sign in (-1, 1))
+        kind = int(rng.integers(3))
+        if kind == 0:
+            cv2.circle(photo, centre, radius, colour, -1)
+        elif kind == 1:
+            cv2.rectangle(photo, first, last, colour, -1)
+        else:
+            cv2.line(photo, first, last, colour, 3)
+        maps.append(np.exp(-((y - row) ** 2 + (x - column) ** 2) / 0.0242).astype(np.float32))
+        photos.append(photo)
+    return maps, photos
+
+
+@pytest.mark.parametrize("every", [4, 5, 7])
+def test_another_viewpoint_is_no_mark(every: int) -> None:
+    """Their maps are of one pattern at a place of their own, and what the photos show there is as
+    different as elsewhere: nine of nine such sets were called shortcuts."""
+    for seed in range(3):
+        maps, photos = of_two_viewpoints(seed, every)
+        assert not any(each.suspect for each in find_clusters(maps, photos).clusters)
+        marked = [photo.copy() for photo in photos]
+        for photo in marked[::every]:
+            photo[20:27, 21:28] = (250, 240, 30)
+        (found,) = (each for each in find_clusters(maps, marked).clusters if each.suspect)
+        assert found.members.tolist() == list(range(0, len(maps), every))
 
 
 @pytest.mark.parametrize("with_photos", [True, False])

@@ -27,6 +27,7 @@ from cam.clusters.suspects import (
     foreign_heat,
     unsteadiness,
 )
+from cam.clusters.use import Difference
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidImages
 
@@ -216,8 +217,19 @@ SUSPECT = Evidence(
 """Suspect for what the photos show, at the thresholds."""
 STANDS_OUT = replace(SUSPECT, appearance=seen(inside=0.5, shift=1.75, unlike=0.85))
 """Suspect for a place that stands out, at the thresholds."""
-OTHER_USE = replace(SUSPECT, appearance=seen(inside=0.5, shift_outside=0.75), apart=3.0)
+USED = Difference(apart=3.0, lost=0.5, raised=0.1)
+OTHER_USE = replace(SUSPECT, appearance=seen(inside=0.5, shift_outside=0.75), difference=USED)
 """Suspect for what the model used, at the thresholds."""
+ADDED_USE = replace(
+    SUSPECT,
+    by_use=True,
+    size=20,
+    share=0.4,
+    foreign=1.1,
+    appearance=seen(inside=0.5, shift_outside=3),
+    difference=Difference(apart=4.5, lost=0.1, raised=0.8),
+)
+"""Suspect for evidence beside that of other photos, at the thresholds."""
 STEADY = replace(SUSPECT, conductance=0.01, hot=3, unsteadiness=0.15, border=1.4, appearance=None)
 """Suspect for the maps alone, at the thresholds."""
 
@@ -226,9 +238,15 @@ STEADY = replace(SUSPECT, conductance=0.01, hot=3, unsteadiness=0.15, border=1.4
 @pytest.mark.parametrize(
     "change", [{"size": 7}, {"share": 0.51}, {"conductance": 0.21}, {"foreign": 0.61}]
 )
-def test_conditions_of_every_suspect(evidence: Evidence, change: dict[str, float]) -> None:
+def test_conditions_of_every_suspect_place(evidence: Evidence, change: dict[str, float]) -> None:
     assert evidence.suspect
     assert not replace(evidence, **change).suspect  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [{"size": 19}, {"share": 0.41}, {"conductance": 0.21}])
+def test_conditions_of_every_suspect_use(change: dict[str, float]) -> None:
+    assert ADDED_USE.suspect
+    assert not replace(ADDED_USE, **change).suspect  # type: ignore[arg-type]
 
 
 def test_photos_that_lack_the_thing_are_told_apart() -> None:
@@ -277,20 +295,35 @@ def test_places_that_do_not_stand_out(evidence: Evidence, change: dict[str, floa
 
 
 def test_what_the_model_used_is_evidence_beside_photos_alone() -> None:
-    assert not replace(OTHER_USE, apart=2.9).suspect
-    assert not replace(OTHER_USE, appearance=None).suspect
+    assert not replace(OTHER_USE, difference=replace(USED, apart=2.9)).suspect
+    for evidence in (OTHER_USE, ADDED_USE):
+        assert not replace(evidence, appearance=None).suspect
 
 
-def test_a_cluster_of_uses_needs_no_place_and_has_to_be_far_apart() -> None:
-    uses = replace(OTHER_USE, by_use=True, foreign=1.1, apart=6.0)
+def test_a_group_of_uses_that_is_far_apart() -> None:
+    """It needs neither a place nor evidence that only adds, but scores that are no lower and photos
+    that are as others elsewhere. What is enough of maps at one place is not enough of it."""
+    far = Difference(apart=6.0, lost=0.5, raised=0.5)
+    uses = replace(ADDED_USE, appearance=OTHER_USE.appearance, difference=far)
+    assert uses.reasons[0] == "other use"
     assert uses.suspect
-    assert not replace(uses, apart=5.9).suspect
-    assert not replace(uses, by_use=False, foreign=0.6, apart=2.0).suspect
+    for less in (replace(far, apart=5.9), replace(far, raised=0.49)):
+        assert not replace(uses, difference=less).suspect
+    assert not replace(uses, appearance=seen(shift_outside=0.76)).suspect
+    for evidence in (SUSPECT, STANDS_OUT, OTHER_USE, STEADY):
+        assert not replace(evidence, by_use=True, size=20, share=0.4).suspect
+
+
+@pytest.mark.parametrize("change", [{"apart": 4.4}, {"lost": 0.11}, {"raised": 0.79}])
+def test_a_group_whose_evidence_does_not_only_add(change: dict[str, float]) -> None:
+    assert ADDED_USE.difference
+    less = replace(ADDED_USE.difference, **change)
+    assert not replace(ADDED_USE, difference=less).suspect
 
 
 def test_copies_of_one_photo_are_not_suspect_however_steady_their_maps() -> None:
     copies = seen(inside=0.0, outside=0.39, shift=3, unlike=1)
-    for evidence in (SUSPECT, STANDS_OUT, OTHER_USE, STEADY):
+    for evidence in (SUSPECT, STANDS_OUT, OTHER_USE, STEADY, ADDED_USE):
         assert not replace(evidence, appearance=copies).suspect
 
 
@@ -320,10 +353,15 @@ def test_reasons() -> None:
     assert own.reasons == ("same thing", "own place", "one colour", "isolated")
     assert STANDS_OUT.reasons == ("stands out", "own place", "one colour")
     assert OTHER_USE.reasons == ("other use", "own place", "one colour")
+    assert ADDED_USE.reasons == ("added use", "one colour")
     assert STEADY.reasons == ("same pattern", "own place", "border", "isolated")
     assert replace(STEADY, share=1).reasons == ()
     nothing = replace(SUSPECT, foreign=0.61, appearance=None)
     assert nothing.reasons == ()
     assert "one colour" not in replace(SUSPECT, appearance=seen(colour=0.34)).reasons
-    told = {*own.reasons, *STANDS_OUT.reasons, *OTHER_USE.reasons, *STEADY.reasons}
+    told = {
+        reason
+        for evidence in (own, STANDS_OUT, OTHER_USE, ADDED_USE, STEADY)
+        for reason in evidence.reasons
+    }
     assert told == set(SENTENCES)

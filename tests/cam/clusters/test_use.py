@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cam.clusters import find, find_clusters
-from cam.clusters.find import CHANNELS, principal, shares_of_use
+from cam.clusters.suspects import FAR_APART
+from cam.clusters.use import CHANNELS, Difference, Uses, principal, shares_of_use
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
 from tests.cam.clusters.synthetic import blobs
@@ -20,14 +23,14 @@ def _no_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def marked() -> tuple[list[Float], list[np.ndarray], list[Float]]:
-    """Return maps with heat anywhere, random photos, and uses: of the first maps channels 3 and 4,
-    of the others channels 0 to 2."""
+    """Return maps with heat anywhere, random photos, and uses: of all maps channels 0 to 2, of the
+    first maps channels 3 and 4, too."""
     random = np.random.default_rng(0)
     maps = blobs(COUNT, 0, 8, 1)
     photos = list(random.integers(0, 256, (COUNT, 16, 16, 3), dtype=np.uint8))
     used = np.zeros((COUNT, 5), np.float32)
     used[:MARKED, 3:] = random.uniform(1, 2, (MARKED, 2))
-    used[MARKED:, :3] = random.uniform(1, 2, (COUNT - MARKED, 3))
+    used[:, :3] = random.uniform(1, 2, (COUNT, 3))
     return maps, photos, list(used + random.uniform(0, 0.1, used.shape).astype(np.float32))
 
 
@@ -46,15 +49,43 @@ def test_channels_that_vary_most_are_kept() -> None:
     assert principal(shares_of_use(list(used))).shape == (4, 10)
 
 
-def test_a_mark_at_varying_places_is_found_by_what_the_model_used() -> None:
+def test_a_difference_by_hand() -> None:
+    """The means are (4, 0, 1) and (1, 1, 1): the group has 3 more and 1 less, a quarter. Its sums
+    are 6 and 4, the others' 2, 2, 6 and 2: of 8 pairs 7 are won but for half of a draw."""
+    used = [(6, 0, 0), (2, 0, 2), (1, 0, 1), (0, 2, 0), (3, 1, 2), (0, 1, 1)]
+    uses = Uses([np.array(each, np.float32) for each in used])
+    members = np.arange(6) < 2
+    assert uses.difference(members) == Difference(apart=0.0, lost=0.25, raised=6.5 / 8)
+    assert uses.difference(np.ones(6, bool)) == Difference(0.0, 0.5, 0.5)
+
+
+def test_some_members_grow_to_the_whole_group() -> None:
+    _, _, used = marked()
+    some = np.arange(COUNT) < MARKED // 2
+    first, *_, last = Uses(used).groups(some)
+    assert first.tolist() == some.tolist()
+    assert last.tolist() == (np.arange(COUNT) < MARKED).tolist()
+
+
+@pytest.mark.parametrize("by", ["place", "use"])
+def test_a_mark_at_varying_places_is_found_by_what_the_model_used(by: Any) -> None:
     maps, photos, used = marked()
     assert not any(each.suspect for each in find_clusters(maps, photos).clusters)
-    found = find_clusters(maps, photos, used=used, by="use")
+    found = find_clusters(maps, photos, used=used, by=by)
     first, *rest = found.clusters
     assert first.members.tolist() == list(range(MARKED))
     assert first.suspect
-    assert "other use" in first.reasons
+    assert {"other use", "added use"} <= set(first.reasons)
     assert not any(each.suspect for each in rest)
+
+
+def test_a_kind_of_the_object_is_no_mark() -> None:
+    """It has other evidence instead of the class's, and not more."""
+    maps, photos, used = marked()
+    for each in used[:MARKED]:
+        each[:3] = 0
+    assert Uses(used).difference(np.arange(COUNT) < MARKED).apart > FAR_APART
+    assert not any(each.suspect for each in find_clusters(maps, photos, used=used).clusters)
 
 
 def test_without_photos_a_group_of_uses_is_shown_and_not_suspect() -> None:
@@ -70,7 +101,7 @@ def test_a_record_that_lacks_a_map_is_ignored() -> None:
     some: list[Float | None] = [*used]
     some[5] = None
     found = find_clusters(maps, photos, used=some)
-    assert all(each.evidence.apart is None for each in found.clusters)
+    assert all(each.evidence.difference is None for each in found.clusters)
     with pytest.raises(InvalidOption, match="by is 'use', which needs"):
         find_clusters(maps, photos, used=some, by="use")
 
