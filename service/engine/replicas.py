@@ -186,6 +186,8 @@ class Replicas:
     def _idlest(self, *, randomising: bool = False) -> Engine:
         """Return the engine with the lowest load; to randomise weights, the one that does so for
         the fewest images."""
+        if len(self.engines) == 1:  # to count who waits takes longer than the rest
+            return self.engines[0]
         return min(
             self.engines,
             key=lambda at: (not at.batcher.alive, randomising and at.randomising, at.batcher.load),

@@ -37,6 +37,12 @@ ALL: Final = "all"
 PAUSE_SECONDS: Final = 10.0
 """Least time between two comparisons for the metrics, which take some 20 ms each. A caller who asks
 for the drift may have one at any time."""
+SHARE: Final = 0.05
+"""Largest share of its time that the thread which answers spends on recording, in the long run: of
+a photo of 224 × 224 pixels it takes about 1 ms, and an accelerator explains thousands a second."""
+BURST_SECONDS: Final = 0.5
+"""Seconds of recording that may be made up for: so many of the first maps after a pause are all
+recorded."""
 SAMPLED_AT_ONCE: Final = 2
 """Largest number of predictions that are explained for the watch at a time."""
 
@@ -48,7 +54,8 @@ class Watch:
     Only maps of ordinary explanations that ask for the predicted class, by one method at one layer,
     of photos that were fitted to the input in one way, are recorded: others are about something
     else and cannot be compared. An answer from the cache is not recorded, because the photo would
-    count twice.
+    count twice. Where recording would take more than `SHARE` of the time, only some are recorded,
+    whichever come when there is time.
     """
 
     def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:
@@ -78,6 +85,10 @@ class Watch:
         often = Counter(model.labels.names)
         self._ambiguous = {ALL, OTHER} | {name for name, count in often.items() if count > 1}
         metrics.clear_drift(model.name)  # what another model of this name has left
+        self._seconds = BURST_SECONDS
+        """Seconds that recording may take now."""
+        self._asked = monotonic()
+        """Time of `monotonic` at which these were counted."""
         self._compared = 0
         """Number of maps recorded when the latest comparison began."""
         self._next = 0.0
@@ -111,14 +122,15 @@ class Watch:
     def note(
         self, questions: Sequence[Question], answer: ServedAnswer, pixels: Pixels | None = None
     ) -> None:
-        """Record the maps of an answer that was computed for live traffic.
+        """Record the maps of an answer that was computed for live traffic, if there is time.
 
         Args:
             questions: the questions as they were asked.
             pixels: what the model saw of the photo, uint8 (H, W, 3).
         """
         for question in questions:
-            if self._asks(question):
+            if self._asks(question) and self._has_time():
+                begun = monotonic()
                 for explanation in answer.explanations:
                     if (
                         explanation.method == question.method
@@ -127,6 +139,14 @@ class Watch:
                         index = explanation.target.index
                         statistics = statistics_of(explanation.map, explanation.probability, pixels)
                         self._record(index, statistics)
+                self._seconds -= monotonic() - begun
+
+    def _has_time(self) -> bool:
+        """Return whether there is time to record a map."""
+        now = monotonic()
+        self._seconds = min(self._seconds + (now - self._asked) * SHARE, BURST_SECONDS)
+        self._asked = now
+        return self._seconds > 0
 
     def sample(
         self,

@@ -55,7 +55,7 @@ async def test_each_caller_gets_the_answer_about_its_own_photo(
             asked = [engine.ask(Explain(photo, (GRADCAM,))) for photo in photos]
             outcomes = await asyncio.gather(*asked)
     assert max(device.sizes) > 1
-    images = model.normalise(np.stack([photo.pixels for photo in photos]))
+    images = attached.normalise(np.stack([photo.pixels for photo in photos]))
     alone = explain_batch(
         model.module, images, [GRADCAM] * 40, head=model.head, reading=model.reading
     )

@@ -84,6 +84,37 @@ def test_only_maps_that_can_be_compared_are_recorded(model: ServedModel) -> None
     assert recorded(watch) == 2
 
 
+def test_recording_takes_a_small_share_of_the_time(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A map takes 10 ms here. Half a second of it is made up for, and then a twentieth of the time:
+    5 maps a second."""
+    now = 0.0
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+
+    def slowly(*given: object) -> None:
+        nonlocal now
+        now += 0.01
+
+    monkeypatch.setattr(module, "statistics_of", slowly)
+    watch = Watch(model, Metrics())
+
+    def answered(count: int, each: float) -> int:
+        """Note answers that come after so many seconds each; return how many were recorded."""
+        nonlocal now
+        before = recorded(watch)
+        for _ in range(count):
+            now += each
+            watch.note([watch.question], answer(model.default))
+        return recorded(watch) - before
+
+    assert answered(20, 1) == 20  # it is idle, and all are recorded
+    assert 50 <= answered(400, 0) <= 54  # the burst
+    assert 48 <= answered(10_000, 0.001) <= 60  # 10 seconds, and those that recording takes
+    now += 60
+    assert 50 <= answered(400, 0) <= 54
+
+
 def test_labels_are_bounded(model: ServedModel) -> None:
     metrics = Metrics()
     watch = Watch(model, metrics)
