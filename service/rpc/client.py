@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Final, cast
 
@@ -33,13 +35,16 @@ from service.rpc.messages import (
     RemoteCall,
     Remove,
     Returned,
+    Shared,
     State,
 )
+from service.rpc.shared_memory import SharedMemory
 
 FIRST_STATE_SECONDS: Final = 0.5
 """Longest time that entering waits for the models' state."""
 AGAIN_SECONDS: Final = 0.05
 """Seconds between two attempts to connect, and between two looks at the images in work."""
+log = logging.getLogger(__name__)
 STARTING: Final = State({}, False, "the engine is starting", False)
 
 
@@ -78,6 +83,12 @@ class RemoteBackend:
         self._watched: int | None = None
         """File descriptor that becomes readable when the other process ends."""
         self._pending: dict[int, _Pending] = {}
+        self._memory: SharedMemory | None = None
+        """Memory for pixels, for as long as a connection lasts."""
+        self._is_read = False
+        """Whether the other process has opened the memory."""
+        self._placed: dict[int, list[int]] = {}
+        """Number of a call → where its arrays begin in the memory."""
         self._numbers = count()
         self.draining = False
 
@@ -188,7 +199,8 @@ class RemoteBackend:
         self._pending[number] = pending
         try:
             listens, context = listener is not None, get_contextvars()
-            self._send(RemoteCall(number, model, work, fingerprint, listens, context))
+            call = RemoteCall(number, model, work, fingerprint, listens, context)
+            self._send(call, partial(self._put, number))
             return await pending.result
         except asyncio.CancelledError:
             self._send(Cancelled(number))
@@ -207,9 +219,21 @@ class RemoteBackend:
         if told and name not in self._known:
             raise unknown_model(name, self._known)
 
-    def _send(self, message: object) -> None:
+    def _send(
+        self, message: object, put: Callable[[memoryview], int | None] = lambda array: None
+    ) -> None:
         if self._transport and not self._transport.is_closing():
-            self._protocol.send(CODEC.write(message))
+            self._protocol.send(CODEC.write(message, put))
+
+    def _put(self, number: int, array: memoryview) -> int | None:
+        """Write an array of a call into the shared memory; return where it begins, or None if there
+        is no room."""
+        if self._memory is None or not self._is_read:
+            return None
+        begin = self._memory.put(array)
+        if begin is not None:
+            self._placed.setdefault(number, []).append(begin)
+        return begin
 
     async def _stay_connected(self) -> None:
         loop = asyncio.get_running_loop()
@@ -226,8 +250,18 @@ class RemoteBackend:
 
     def _open(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        try:
+            self._memory = SharedMemory()
+        except (OSError, ImportError) as error:
+            log.info("pixels go through the socket: %s", error)
+        else:
+            self._send(Shared(self._memory.descriptor))
 
     def _lose(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        self._memory, self._is_read = None, False
+        self._placed.clear()
         if self._watched is not None:
             asyncio.get_running_loop().remove_reader(self._watched)
             os.close(self._watched)
@@ -266,6 +300,12 @@ class RemoteBackend:
             self._known = list(message.models)
             self._told.set()
             return
+        if isinstance(message, Shared):
+            self._is_read = True
+            return
+        if isinstance(message, Returned | Raised) and self._memory:
+            for begin in self._placed.pop(message.number, ()):
+                self._memory.free(begin)
         pending = self._pending.get(message.number)
         if pending is None or pending.result.done():
             return

@@ -3,7 +3,8 @@
 A message is pickled, because pickle keeps NumPy arrays and the classes of `cam` as they are. Only
 the classes of `service.rpc.messages` and those that messages consist of can be read, so bytes from
 another process cannot name a function to call. The bytes of large arrays stand behind the pickle
-(PEP 574): they are neither copied to write a frame nor to read it.
+(PEP 574): they are neither copied to write a frame nor to read it. Or they lie in memory that both
+processes share, and the frame tells where.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import Any, Final, cast
 
 LENGTH: Final = struct.Struct("!Q")
 PARTS: Final = struct.Struct("!I")
-"""Number of the parts of a payload: the pickle and arrays. The length of each part follows."""
+"""Number of the parts of a payload: the pickle and arrays. The `PART` of each follows."""
+PART: Final = struct.Struct("!QQ")
+"""Number of bytes of a part, and where it begins in the shared memory."""
+BEHIND: Final = (1 << 64) - 1
+"""Stands for a part that follows in the payload itself."""
 ALIGNED: Final = 64
 """Each part begins at a multiple of so many bytes of the payload."""
 APART_BYTES: Final = 1 << 14
@@ -57,9 +62,16 @@ class Codec:
         }
         self._unpickler = Unpickler
 
-    def write(self, message: object) -> list[bytes | memoryview]:
+    def write(
+        self, message: object, put: Callable[[memoryview], int | None] = lambda array: None
+    ) -> list[bytes | memoryview]:
         """Return the pieces of a message's frame, for a transport's `writelines`. Those of arrays
-        are the arrays' own memory."""
+        are the arrays' own memory.
+
+        Args:
+            put: writes an array into shared memory and returns where it begins there, or None if
+                it should be part of the frame.
+        """
         arrays: list[memoryview] = []
 
         def within(buffer: pickle.PickleBuffer) -> bool:
@@ -73,37 +85,58 @@ class Codec:
         pickler = pickle.Pickler(written, protocol=5, buffer_callback=within)
         pickler.dispatch_table = self._reductions
         pickler.dump(message)
-        parts = [written.getbuffer(), *arrays]
-        head = PARTS.pack(len(parts)) + b"".join(LENGTH.pack(part.nbytes) for part in parts)
+        parts = [(written.getbuffer(), BEHIND)]
+        for array in arrays:
+            begin = put(array)
+            parts.append((array, BEHIND if begin is None else begin))
+        table = b"".join(PART.pack(part.nbytes, begin) for part, begin in parts)
+        head = PARTS.pack(len(parts)) + table
         pieces: list[bytes | memoryview] = [head]
         end = len(head)
-        for part in parts:
-            pieces += [bytes(-end % ALIGNED), part]
-            end += -end % ALIGNED + part.nbytes
+        for part, begin in parts:
+            if begin == BEHIND:
+                pieces += [bytes(-end % ALIGNED), part]
+                end += -end % ALIGNED + part.nbytes
         return [LENGTH.pack(end), *pieces]
 
-    def read(self, payload: bytes | bytearray | memoryview) -> Any:
-        """Return the message of a frame's payload. Its arrays are views of the payload.
+    def read(
+        self,
+        payload: bytes | bytearray | memoryview,
+        shared: Callable[[int, int], bytearray] | None = None,
+    ) -> Any:
+        """Return the message of a frame's payload. Its arrays are views of the payload, or copies
+        of what lies in shared memory.
+
+        Args:
+            shared: returns a copy of so many bytes that begin at a place of the shared memory; None
+                if there is no such memory.
 
         Raises:
-            UnpicklingError: if the payload is no message.
+            UnpicklingError: if the payload is not a message.
         """
-        pickled, *arrays = _parts(memoryview(payload))
+        pickled, *arrays = _parts(memoryview(payload), shared)
         return self._unpickler(BytesIO(pickled), buffers=arrays).load()
 
 
-def _parts(payload: memoryview) -> list[memoryview]:
+def _parts(
+    payload: memoryview, shared: Callable[[int, int], bytearray] | None
+) -> list[memoryview | bytearray]:
     try:
         (count,) = PARTS.unpack_from(payload)
-        lengths = struct.unpack_from(f"!{count}Q", payload, PARTS.size)
+        table = struct.unpack_from(f"!{2 * count}Q", payload, PARTS.size)
     except struct.error:
         raise pickle.UnpicklingError("the payload ends before its parts") from None
-    end = PARTS.size + count * LENGTH.size
-    parts = []
-    for length in lengths:
-        start = end + -end % ALIGNED
-        end = start + length
-        parts.append(payload[start:end])
+    end = PARTS.size + count * PART.size
+    parts: list[memoryview | bytearray] = []
+    for length, begin in zip(table[::2], table[1::2], strict=True):
+        if begin == BEHIND:
+            start = end + -end % ALIGNED
+            end = start + length
+            parts.append(payload[start:end])
+        elif shared is None:
+            raise pickle.UnpicklingError("a part lies in shared memory, and there is none")
+        else:
+            parts.append(shared(begin, length))
     if not parts or end != len(payload):
         raise pickle.UnpicklingError("the payload is not as long as its parts")
     return parts

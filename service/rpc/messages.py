@@ -95,6 +95,15 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """The sender has memory for the pixels of its calls; the answer is the same message, once the
+    other process has opened it."""
+
+    descriptor: int
+    """Number of the file descriptor at the process that receives requests."""
+
+
+@dataclass(frozen=True)
 class Progressed:
     """The progress of a call."""
 
@@ -104,7 +113,7 @@ class Progressed:
 
 @dataclass(frozen=True)
 class Returned:
-    """The result of a call."""
+    """The result of a call. The pixels of the call are not needed any more."""
 
     number: int
     value: Any
@@ -112,7 +121,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class Raised:
-    """The error of a call."""
+    """The error of a call, also of one that was cancelled. Its pixels are not needed any more."""
 
     number: int
     problem: errors.Problem
@@ -175,6 +184,7 @@ CODEC = Codec(
             Remove,
             Cancelled,
             Idle,
+            Shared,
             Progressed,
             Returned,
             Raised,

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -40,11 +41,15 @@ from service.rpc.messages import (
     RemoteCall,
     Remove,
     Returned,
+    Shared,
     State,
 )
+from service.rpc.shared_memory import OthersMemory
 
 BUSY_BYTES: Final = 1 << 20
 """Progress is not reported to a caller that has this many bytes left to read."""
+PEER: Final = struct.Struct("3i")
+"""Process, user and group of the other end of a Unix socket, as Linux tells them."""
 log = logging.getLogger(__name__)
 
 
@@ -132,6 +137,8 @@ class _Connection:
         self._idle: set[int] = set()
         """Calls of `remove` whose caller has no image of the model in work any more."""
         self._lost = False
+        self._shared: OthersMemory | None = None
+        """Memory in which the other process writes pixels."""
         self.protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
 
     @property
@@ -157,13 +164,16 @@ class _Connection:
 
     def _lose(self) -> None:
         self._lost = True
+        if self._shared:
+            self._shared.close()
+            self._shared = None
         self._server.end(self)
         for call in self._calls.values():
             call.cancel()
 
     def _receive(self, payload: memoryview) -> None:
         try:
-            message = CODEC.read(payload)
+            message = CODEC.read(payload, self._shared.copy if self._shared else None)
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError):
             log.exception("a process sent what is no message; its connection is closed")
             self._transport.abort()
@@ -172,11 +182,30 @@ class _Connection:
             task = asyncio.create_task(self._answer(message), name=f"call {message.number}")
             self._calls[message.number] = task
             self._server.received += 1
-            task.add_done_callback(lambda done: self._calls.pop(message.number))
+            task.add_done_callback(partial(self._ended, message.number))
         elif isinstance(message, Cancelled) and (call := self._calls.get(message.number)):
             call.cancel()
         elif isinstance(message, Idle):
             self._idle.add(message.number)
+        elif isinstance(message, Shared) and self._shared is None:
+            self._share(message)
+
+    def _share(self, memory: Shared) -> None:
+        """Open the other process's memory; it goes on without if that cannot be done, as where
+        /proc is not mounted."""
+        try:
+            end = self._transport.get_extra_info("socket")
+            told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            self._shared = OthersMemory(PEER.unpack(told)[0], memory.descriptor)
+        except (OSError, AttributeError) as error:
+            log.info("pixels come through the socket: %s", error)
+            return
+        self.send(memory)
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._calls[number]
+        if task.cancelled():  # the caller does not wait, but its pixels take up memory
+            self.send(Raised(number, Unavailable("the call was cancelled")))
 
     async def _answer(self, call: RemoteCall) -> None:
         with bound_contextvars(**call.log_context):
