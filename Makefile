@@ -71,8 +71,8 @@ gpu: ## on a machine with a GPU: the tests of cam and the engine on it, and its 
 	  echo "There is no accelerator: torch finds only the CPU, and nothing was run."; \
 	else \
 	  $(MAKE) .gpu/ready \
-	  && GRADCAM_TEST_DEVICE=$(DEVICE) PYTHONPATH=.gpu $(PYTHON) -m pytest tests/device \
-	  && PYTHONPATH=.gpu $(PYTHON) -m bench.gpu $(if $(DEVICE),--device $(DEVICE) --models resnet18 --batches 1 2 --rounds 1,--write); \
+	  && PYTHONPATH=.gpu $(PYTHON) -m bench.gpu $(if $(DEVICE),--device $(DEVICE) --models resnet18 --batches 1 2 --rounds 1,--within 360 --write) \
+	  && GRADCAM_TEST_DEVICE=$(DEVICE) PYTHONPATH=.gpu $(PYTHON) -m pytest -p no:benchmark -W default tests/device; \
 	fi
 
 .gpu/ready: requirements-test.lock

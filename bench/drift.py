@@ -224,7 +224,7 @@ def cost(served: ServedModel) -> dict[str, float]:
     question = Question((ClassTarget(),), "gradcam", (served.default,))
 
     def explain() -> None:
-        explain_batch(served.module, images, [question] * BATCH)
+        list(explain_batch(served.module, images, [question] * BATCH))
 
     # As the service does it, with its metrics: set PROMETHEUS_MULTIPROC_DIR to an empty folder to
     # have them in files, as they are where there are several processes.

@@ -1,6 +1,7 @@
 """What an explanation costs beside a prediction on an accelerator.
 
-    python -m bench.gpu [--models resnet50 …] [--batches 1 8 32 128] [--rounds 7] [--write]
+    python -m bench.gpu [--models resnet50 …] [--batches 1 8 32 128] [--rounds 7]
+                        [--within SECONDS] [--write]
     python -m bench.gpu --device cpu --models resnet18 --batches 1 2 --rounds 1
 
 Each model has seeded random weights and 224 × 224 images, and is explained by Grad-CAM at its
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -44,7 +46,8 @@ BATCHES = (1, 8, 32, 128)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- bench.gpu -->\n", "<!-- end of bench.gpu -->\n"
 """Lines of the document between which the table stands."""
-COLUMNS = ("float32", "bfloat16", "compiled", "graphs")
+EAGER, COMPILED = ("float32", "bfloat16"), ("compiled", "graphs")
+COLUMNS = (*EAGER, *COMPILED)
 Run = Callable[[], object]
 
 
@@ -54,6 +57,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--batches", nargs="*", type=int, default=list(BATCHES))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds to begin more in")
     parser.add_argument("--write", action="store_true", help="results, and the document's table")
     arguments = parser.parse_args()
     found = arguments.device or torch.accelerator.current_accelerator(check_available=True)
@@ -61,40 +65,60 @@ def main() -> int:
         print("There is no accelerator: torch finds only the CPU, and nothing was measured.")
         return 0
     device, rows = torch.device(found), []
-    console = Console(stderr=True)
-    for source in arguments.models:
-        for row in measured(source, device, arguments.batches, arguments.rounds):
-            rows.append(row)
-            console.print(row, highlight=False)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    console = Console(stderr=True)
+    for rows in measured(arguments, device):
+        console.print(rows[-1], highlight=False)
+        if arguments.write:  # what is there already counts, whatever comes next
+            record(f"gpu-{name.lower().replace(' ', '-')}", device=name, rows=rows)
+            document(rows, name)
     show(rows, name)
-    if arguments.write:
-        record(f"gpu-{name.lower().replace(' ', '-')}", device=name, rows=rows)
-        document(rows, name)
     return 0
 
 
-def measured(
-    source: str, device: torch.device, batches: list[int], rounds: int
-) -> Iterator[dict[str, Any]]:
-    """Yield one row for each batch size of one model."""
-    source = source if ":" in source else f"torchvision:{source}"
-    entry = ModelEntry(
-        name="m", source=source, weights="none", device=str(device), mode="exact", max_batch=1
+def measured(arguments: argparse.Namespace, device: torch.device) -> Iterator[list[dict[str, Any]]]:
+    """Yield what has been measured, one row for each model and batch size, after each of them. What
+    is compiled comes last, because compiling takes most of the time, and large batches come first.
+    """
+    until = perf_counter() + arguments.within
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    models: dict[str, ServedModel] = {}
+    for kinds in (EAGER, COMPILED):
+        for named in arguments.models:
+            source = named if ":" in named else f"torchvision:{named}"
+            for batch in sorted(arguments.batches, reverse=True):
+                if perf_counter() > until:
+                    return
+                model = models.get(source) or loaded(source, device)
+                models[source] = model
+                row = rows.setdefault((source, batch), {"model": source, "batch": batch})
+                images = torch.randn(
+                    batch, 3, model.preprocessing.height, model.preprocessing.width
+                )
+                for kind in kinds:
+                    row[kind] = tried(model, images.to(device), kind, arguments.rounds)
+                yield [*rows.values()]
+
+
+def loaded(source: str, device: torch.device) -> ServedModel:
+    return load(
+        ModelEntry(
+            name="m", source=source, weights="none", device=str(device), mode="exact", max_batch=1
+        )
     )
-    model = load(entry)
-    for batch in batches:
-        images = torch.randn(batch, 3, model.preprocessing.height, model.preprocessing.width)
-        row: dict[str, Any] = {"model": source, "batch": batch}
-        for name in COLUMNS:
-            try:
-                row[name] = compared(model, images.to(device), name, rounds)
-            except Exception as error:  # a device without memory, or a compiler that fails
-                row[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
-            gc.collect()
-            if device.type != "cpu":
-                torch.accelerator.memory.empty_cache()
-        yield row
+
+
+def tried(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict[str, float] | str:
+    """Return what `compared` finds, or why it finds nothing: a device without memory, or a compiler
+    that fails."""
+    try:
+        return compared(model, images, kind, rounds)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+    finally:
+        gc.collect()
+        if images.device.type != "cpu":
+            torch.accelerator.memory.empty_cache()
 
 
 def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict[str, float]:
@@ -117,14 +141,14 @@ def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict
             given = images.bfloat16().contiguous(memory_format=torch.channels_last)
             runs: list[Run] = [
                 lambda: _forward(plain, given),
-                lambda: path.explain(images, questions),
+                lambda: list(path.explain(images, questions)),
             ]
         else:
             module = _recast(model.module, getattr(torch, kind))
             given = images.to(getattr(torch, kind)).contiguous(memory_format=torch.channels_last)
             runs = [
                 lambda: _forward(module, given),
-                lambda: explain_batch(module, given, questions, head=head, reading=reading),
+                lambda: list(explain_batch(module, given, questions, head=head, reading=reading)),
             ]
         seconds: list[list[float]] = []
         for turn in range(rounds + 3):
@@ -166,7 +190,9 @@ def _seconds(run: Run, device: torch.device) -> float:
     return perf_counter() - started
 
 
-def cell(found: dict[str, float] | str) -> str:
+def cell(found: dict[str, float] | str | None) -> str:
+    if found is None:
+        return "not measured"
     if isinstance(found, str):
         return found.partition(":")[0]
     return f"{found['ratio']:.2f} ({found['images a second']:.0f}/s)"
@@ -175,7 +201,7 @@ def cell(found: dict[str, float] | str) -> str:
 def show(rows: list[dict[str, Any]], name: str) -> None:
     table = Table("model", "batch", *COLUMNS, title=f"explain ÷ forward on {name}")
     for row in rows:
-        table.add_row(row["model"], str(row["batch"]), *(cell(row[each]) for each in COLUMNS))
+        table.add_row(row["model"], str(row["batch"]), *(cell(row.get(each)) for each in COLUMNS))
     Console(width=140).print(table)
 
 
@@ -191,7 +217,7 @@ def document(rows: list[dict[str, Any]], name: str) -> None:
         f"|---|---|{'---|' * len(COLUMNS)}",
     ]
     for row in rows:
-        cells = [row["model"], str(row["batch"]), *(cell(row[each]) for each in COLUMNS)]
+        cells = [row["model"], str(row["batch"]), *(cell(row.get(each)) for each in COLUMNS)]
         lines.append(f"| {' | '.join(cells)} |")
     DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + after)
 

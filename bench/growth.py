@@ -85,7 +85,7 @@ def explaining(count: int, classes_: int = 1, names: tuple[str, ...] = (LAYER,))
     head = head_of(model, images[:1], LAYER)
     targets = tuple(ClassTarget(index) for index in range(classes_))
     questions = [Question(targets, "gradcam", names)] * count
-    return lambda: explain_batch(model, images, questions, head=head)
+    return lambda: [*explain_batch(model, images, questions, head=head)]
 
 
 def batches() -> Trial:

@@ -148,8 +148,8 @@ def ours(
         "forward": lambda: forward(plain, images),
         "forward, channels-last": lambda: forward(last, laid_out(images)),
         "forward, bfloat16": lambda: forward(half, laid_out(images.bfloat16())),
-        "exact": lambda: explain_batch(last, laid_out(images), questions, head=head),
-        "fast" if compiled else "fast, not compiled": lambda: fast.explain(images, questions),
+        "exact": lambda: [*explain_batch(last, laid_out(images), questions, head=head)],
+        "fast" if compiled else "fast, not compiled": lambda: [*fast.explain(images, questions)],
     }
     if compiled:
         run = frozen(half, laid_out(images.bfloat16()))

@@ -62,9 +62,8 @@ def measured(kind: str, batch: int, rounds: int) -> str:
             model(images)
 
     def explained(targets: tuple[Target, ...], images: Tensor = images) -> None:
-        explain_batch(
-            model, images, [Question(targets, "gradcam", (layer,))] * batch, reading=reading
-        )
+        asked = [Question(targets, "gradcam", (layer,))] * batch
+        list(explain_batch(model, images, asked, reading=reading))
 
     works: dict[str, Callable[[], object]] = {
         "a prompt": partial(explained, (ClassTarget(0),)),
