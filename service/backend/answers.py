@@ -56,6 +56,9 @@ class ServedAnswer:
 
     prediction: Prediction
     explanations: tuple[Explanation, ...]
+    fast: frozenset[str] = frozenset()
+    """Names of the methods whose maps the fast path computed; the unchanged model computed the
+    others."""
 
     def doubted(self, doubts: tuple[str, ...]) -> ServedAnswer:
         """Return the answer with doubts about the request's prompts among the warnings of each

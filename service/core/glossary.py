@@ -63,6 +63,11 @@ TERMS: Final = {
         "height and of the width from the edges of what the model saw, on the layer's grid, 0 … 1: "
         "0.36 where the map is the same everywhere; absent of a flat map."
     ),
+    "mode": (
+        "What computed the map: `exact`, the unchanged model, or `fast`, the model in a form that "
+        "takes less time, whose maps were compared with the exact ones. `GET /v1/models/{model}` "
+        "says how the two agree."
+    ),
     "agreement": (
         "With several methods: other method → Spearman's rank correlation of its map with this "
         "map, for the same target and layer, −1 … 1: 1 if both maps order all positions alike, 0 "

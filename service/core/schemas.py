@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.core.choices import Better, ExplainedNumber, HeatmapEncoding
+from service.core.choices import Better, ExplainedNumber, HeatmapEncoding, Mode
 from service.core.glossary import TERMS
 
 # A grayscale PNG of 8 × 8 pixels, short enough for examples.
@@ -220,6 +220,7 @@ class MapFacts(Open):
     concentration: float | None = Field(None, description=TERMS["concentration"])
     border: float | None = Field(None, description=TERMS["border"])
     correct: bool | None = Field(None, description=TERMS["correct"])
+    mode: Mode | None = Field(None, description=TERMS["mode"])
     agreement: dict[str, float] | None = Field(None, description=TERMS["agreement"])
     signed: Literal[True] | None = None
     completeness: Completeness | None = Field(

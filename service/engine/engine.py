@@ -590,7 +590,8 @@ class Engine:
         model, pixels = self.model, [item.pixels for item in items]
         rounds = len(items[0].questions)
         questions = [item.questions[turn] for turn in range(rounds) for item in items]
-        if self._fast and all(map(self._is_fast, items)):
+        fast = self._fast is not None and all(map(self._is_fast, items))
+        if self._fast and fast:
             images = model.normalise(np.stack(pixels)).contiguous()
             answers = self._fast.explain(images, questions)
         else:
@@ -598,7 +599,7 @@ class Engine:
             answers = begin_batch(
                 model.module, images, questions, head=model.head, reading=model.reading
             )
-        return _Part(answers, len(items), partial(self._advise, images, answers))
+        return _Part(answers, len(items), partial(self._advise, images, answers), fast)
 
     def _advise(self, images: Tensor, answers: BatchAnswer) -> None:
         if answers.unreached:
@@ -620,11 +621,13 @@ class _Part:
     images: int
     advise: Callable[[], None]
     """Completes the answers; it may run the model."""
+    fast: bool
+    """Whether the fast path computes them."""
 
     def finish(self) -> Iterator[object]:
         self.advise()
         for turn in range(self.images):
-            yield _plain(join(self.answers[turn :: self.images]))
+            yield _plain(join(self.answers[turn :: self.images]), fast=self.fast)
 
 
 @dataclass(frozen=True, eq=False)
@@ -658,8 +661,12 @@ def smallest_that_pays(seconds: Mapping[int, float]) -> int:
     return min(count for count, share in shares.items() if share <= SLOWER * best)
 
 
-def _plain(answer: Explained | CamError) -> ServedAnswer | CamError:
-    """Return an answer as plain data. Targets lose their masks, which no caller reads."""
+def _plain(answer: Explained | CamError, *, fast: bool = False) -> ServedAnswer | CamError:
+    """Return an answer as plain data. Targets lose their masks, which no caller reads.
+
+    Args:
+        fast: whether the fast path has computed it.
+    """
     if isinstance(answer, CamError):
         return answer
     explanations = tuple(
@@ -668,7 +675,8 @@ def _plain(answer: Explained | CamError) -> ServedAnswer | CamError:
         else explanation
         for explanation in answer.explanations
     )
-    return ServedAnswer(_prediction(answer.output), explanations)
+    methods = frozenset(each.method for each in explanations) if fast else frozenset()
+    return ServedAnswer(_prediction(answer.output), explanations, methods)
 
 
 def _prediction(said: Output) -> Prediction:

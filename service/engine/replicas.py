@@ -136,7 +136,11 @@ class Replicas:
             explanation for one in work.questions for explanation in by_method.get(one.method, [])
         ]
         return Outcome(
-            replace(outcomes[0].value, explanations=tuple(explanations)),
+            replace(
+                outcomes[0].value,
+                explanations=tuple(explanations),
+                fast=frozenset().union(*(outcome.value.fast for outcome in outcomes)),
+            ),
             sum(outcome.queued_seconds for outcome in outcomes),
             sum(outcome.run_seconds for outcome in outcomes),
             max(outcome.batch_size for outcome in outcomes),

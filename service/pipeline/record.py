@@ -147,6 +147,7 @@ def record_of(
         concentration=None if flat else concentration(values),
         border=None if flat else border(values),
         correct=_correct(explanation, predicted, parameters),
+        mode="fast" if explanation.method in answer.fast else "exact",
         agreement=_agreement(answer, drawing.number),
         signed=explanation.signed or None,
         completeness=complete and schemas.Completeness(**asdict(complete)),

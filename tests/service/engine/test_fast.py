@@ -62,6 +62,19 @@ def heat(client: TestClient, model: str, **query: Any) -> np.ndarray:
     return values
 
 
+def mode(client: TestClient, model: str, **query: Any) -> str:
+    """What computed the map, as the answer tells it."""
+    response = client.post(
+        f"/v1/models/{model}:explain",
+        params={"target": 1, **query},
+        content=encoded(noise(40, 30)),
+        headers={"Content-Type": "image/png"},
+    )
+    (explanation,) = response.json()["explanations"]
+    found: str = explanation["mode"]
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +94,17 @@ def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert about["fidelity"] == min(
             method["fidelity"]["worst"] for method in about["methods"] if method["fast"]
         )
+        quick = {method["name"] for method in about["methods"] if method["fast"]}
         plain = client.get("/v1/models/exact").json()
         assert not any(method["fast"] or method["fidelity"] for method in plain["methods"])
         assert plain["mode"] == "exact"
         assert plain["fidelity"] is None
         for query in ({}, {"method": "layercam"}, {"signed": True}, {"layer": "relu1"}):
             one, other = heat(client, "fast", **query), heat(client, "exact", **query)
+            assert mode(client, "exact", **query) == "exact"
+            # The fast path has the default layer alone.
+            usual = "layer" not in query and query.get("method", "gradcam") in quick
+            assert mode(client, "fast", **query) == ("fast" if usual else "exact")
             assert one.shape == other.shape
             np.testing.assert_allclose(one, other, atol=0.03 * float(np.abs(other).max() + 1e-9))
 
