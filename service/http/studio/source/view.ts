@@ -322,14 +322,17 @@ export async function add(files: Iterable<File>): Promise<void> {
       const thumbnail = await photos.thumbnailOf(file);
       strip.value = [...strip.value, { digest, name: file.name || "photo", blob: file, thumbnail }];
     }
-    if (!first) continue;
+    // Those before may have been refused already: then this one is shown, and why they were stays.
+    if (!first && current.value !== null) continue;
+    const [leads, left] = [first, problem.value];
     first = false;
     batch(() => {
       note.value = linked && linked !== digest ? words.otherPhoto : "";
       if (!linked && digest !== current.value) choose(NOTHING);
       linked = null;
       current.value = digest;
-      problem.value = "";
+      problem.value = leads ? "" : left;
+      outlives = !leads && left !== "";
     });
   }
 }

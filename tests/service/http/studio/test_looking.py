@@ -255,6 +255,26 @@ def test_a_bad_file_among_good_ones_says_so_and_leaves(page: Page, cat: bytes) -
     expect(page.locator("#problem")).to_be_hidden()
 
 
+def test_a_bad_file_before_good_ones_says_so_and_they_are_shown(
+    page: Page, cat: bytes, espresso: bytes
+) -> None:
+    """Chosen together: it is refused while the others are still read, here for two seconds."""
+    page.evaluate(
+        """() => {
+            const digest = crypto.subtle.digest.bind(crypto.subtle);
+            crypto.subtle.digest = async (kind, bytes) => {
+                if (bytes.byteLength > 100) await new Promise((done) => setTimeout(done, 2000));
+                return digest(kind, bytes);
+            };
+        }"""
+    )
+    take(page, b"no photo", cat, espresso)
+    expect(page.locator(".thumbnail")).to_have_count(2)
+    explained(page)
+    expect(page.locator("#classes button").first).to_contain_text("Egyptian cat")
+    expect(page.locator("#problem")).to_contain_text("photo.png: ")
+
+
 def test_several_photos_stand_in_a_strip(page: Page, cat: bytes, espresso: bytes) -> None:
     take(page, cat, espresso)
     expect(page.locator(".thumbnail")).to_have_count(2)
