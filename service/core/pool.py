@@ -60,6 +60,21 @@ class Pool:
             raise
 
 
+async def in_own_thread(name: str, work: Callable[[], Result]) -> Result:
+    """Run `work` in a thread that ends with it, whether or not the caller still waits; return its
+    result.
+
+    The thread must end: OpenMP keeps the threads that it has started for a thread of ours, and
+    while they and those of a worker are more than the cores, each of them sleeps after every
+    operation, and a small model takes three times as long.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)
+
+
 def _be_nice(more: int) -> None:
     if sys.platform == "linux":  # elsewhere niceness applies to the whole process
         os.nice(more)

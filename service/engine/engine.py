@@ -11,7 +11,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,7 +78,7 @@ from service.core.errors import (
     one_line,
 )
 from service.core.metrics import Metrics
-from service.core.pool import Priority
+from service.core.pool import Priority, in_own_thread
 from service.engine.batcher import Batcher, BatcherClosed, BatcherFull, Later
 from service.engine.warming import WarmPath, warm_paths
 from service.loading.devices import bind, is_of_memory
@@ -282,16 +281,13 @@ class Engine:
 
     async def _settle_beside(self, worth: float) -> None:
         """Prepare the fast path in a thread of its own, while the exact one answers: a compiler
-        takes minutes. The thread ends when it is done, also if the engine was left before."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix=f"prepare {self.model.name}")
-        loop = asyncio.get_running_loop()
+        takes minutes."""
+        name = f"prepare {self.model.name}"
         try:
-            warm = await loop.run_in_executor(thread, warm_paths, self.model, worth)
+            warm = await in_own_thread(name, partial(warm_paths, self.model, worth))
         except Exception:
             log.exception("model %s has no fast path", self.model.name)
             warm = None
-        finally:
-            thread.shutdown(wait=False)
         self._take(warm)
         self._changed()
 

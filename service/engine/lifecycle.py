@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from time import perf_counter
-from typing import TypeVar
 
 from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import ConfigError, one_line
 from service.core.metrics import Metrics
+from service.core.pool import in_own_thread
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.loading.devices import bind, usable
@@ -23,7 +23,6 @@ LOOK_SECONDS = 0.25
 AGAIN_SECONDS = 5.0
 """Seconds between a failed attempt to replace a worker and the next one."""
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class ModelLifecycle:
@@ -69,6 +68,8 @@ class ModelLifecycle:
         process ends."""
         self.loading = False
         """Whether a thread builds the model, even if its result is no longer needed."""
+        self._loader = f"load {entry.name}"
+        """Name of the thread that builds the model."""
         self._queue = -(-max_queue // len(entry.copies))
         self._fitting = fitting
         self._patience = patience
@@ -106,7 +107,7 @@ class ModelLifecycle:
             ConfigError: if the entry cannot be right; the message names its key.
         """
         try:
-            await self._in_thread(check, self.entry)
+            await in_own_thread(self._loader, partial(check, self.entry))
         except ConfigError as error:
             self.failure = one_line(error)
             raise
@@ -184,7 +185,7 @@ class ModelLifecycle:
         self.replicas = None
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
-        model = await self._in_thread(self._load, copy)
+        model = await in_own_thread(self._loader, partial(self._load, copy))
         engine = Engine(
             model,
             max_queue=max(self._queue, self._fitting(model.max_batch)),
@@ -203,16 +204,6 @@ class ModelLifecycle:
             await self._open.pop(engine).aclose()
             raise
         return engine
-
-    async def _in_thread(self, function: Callable[[ModelEntry], T], entry: ModelEntry) -> T:
-        # The thread must end when the model is loaded. OpenMP keeps the threads that it has started
-        # for a thread of ours; while they and those of the worker are more than the cores, each of
-        # them sleeps after every operation, and a small model takes three times as long.
-        loader = ThreadPoolExecutor(1, thread_name_prefix=f"load {self.entry.name}")
-        try:
-            return await asyncio.get_running_loop().run_in_executor(loader, function, entry)
-        finally:
-            loader.shutdown(wait=False)
 
     def _load(self, copy: ModelEntry) -> ServedModel:
         kind = _kind(copy)
