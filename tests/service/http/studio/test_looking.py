@@ -370,6 +370,17 @@ def test_a_service_with_keys_is_asked_with_the_key_that_is_typed(
         assert page.evaluate("Object.keys(localStorage).length") == 0
 
 
+@pytest.mark.parametrize("width", [360, 390, 430, 480])
+def test_the_title_stands_above_the_navigation_on_a_phone(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    title, navigation = (page.locator(each).bounding_box() for each in ("h1", "nav"))
+    assert title
+    assert navigation
+    assert title["height"] < 70  # two lines
+    assert title["y"] < navigation["y"]
+    assert title["x"] + title["width"] <= width
+
+
 @pytest.mark.parametrize(("width", "height"), [(360, 640), (1920, 1080)])
 def test_nothing_is_wider_than_the_screen(page: Page, cat: bytes, width: int, height: int) -> None:
     page.set_viewport_size({"width": width, "height": height})
