@@ -44,8 +44,8 @@ FIRST_STATE_SECONDS: Final = 0.5
 """Longest time that entering waits for the models' state."""
 AGAIN_SECONDS: Final = 0.05
 """Seconds between two attempts to connect, and between two looks at the images in work."""
-log = logging.getLogger(__name__)
 STARTING: Final = State({}, False, "the engine is starting", False)
+log = logging.getLogger(__name__)
 
 
 @dataclass
