@@ -65,8 +65,9 @@ TERMS: Final = {
     ),
     "mode": (
         "What computed the map: `exact`, the unchanged model, or `fast`, the model in a form that "
-        "takes less time, whose maps were compared with the exact ones. `GET /v1/models/{model}` "
-        "says how the two agree."
+        "takes less time, such as half precision or OpenVINO, whose maps were compared with the "
+        "exact ones; `GET /v1/models/{model}` says how they agree. On an accelerator the first "
+        "answers are exact, until the fast path is there; the maps of a job are of one mode."
     ),
     "agreement": (
         "With several methods: other method → Spearman's rank correlation of its map with this "
