@@ -211,6 +211,9 @@ class _Connection:
         with bound_contextvars(**call.log_context):
             try:
                 self.send(Returned(call.number, await self._work(call)))
+                if isinstance(call.work, Add):
+                    # The load, which may end this process, begins in the next turn of the loop.
+                    self.protocol.flush()
             except Problem as problem:
                 self.send(Raised(call.number, problem))
             except Exception:
