@@ -586,7 +586,7 @@ class Engine:
         model, pixels = self.model, [item.pixels for item in items]
         rounds = len(items[0].questions)
         questions = [item.questions[turn] for turn in range(rounds) for item in items]
-        fast = self._fast is not None and all(map(self._is_fast, items))
+        fast = all(map(self._is_fast, items))
         if self._fast and fast:
             images = model.normalise(np.stack(pixels)).contiguous()
             answers = self._fast.explain(images, questions)

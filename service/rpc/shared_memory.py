@@ -24,7 +24,7 @@ class SharedMemory:
     """Memory of this process that another one can read. Its size is sealed, so that whoever reads
     it cannot be stopped by its end.
 
-    Use with `with`, or `close` it.
+    `close` it.
 
     Raises:
         OSError: if the system has no such memory.
@@ -50,12 +50,6 @@ class SharedMemory:
         """Beginnings and ends of the parts without an array, in their order."""
         self._ends: dict[int, int] = {}
         """Beginning of each array → its end."""
-
-    def __enter__(self) -> SharedMemory:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the memory back."""

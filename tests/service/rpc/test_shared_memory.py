@@ -6,7 +6,7 @@ import asyncio
 import os
 import pickle
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +56,7 @@ def photo(seed: int, side: int = 96) -> ModelInput:
 
 def test_arrays_lie_beside_each_other_and_their_places_are_used_again() -> None:
     page = memoryview(bytes(PAGE))
-    with SharedMemory() as memory:
+    with closing(SharedMemory()) as memory:
         first, second, third = (memory.put(memoryview(bytes([n]) * PAGE)) for n in (1, 2, 3))
         assert (first, second, third, memory.used) == (0, PAGE, 2 * PAGE, 3)
         memory.free(PAGE)
@@ -68,7 +68,7 @@ def test_arrays_lie_beside_each_other_and_their_places_are_used_again() -> None:
 
 
 def test_without_room_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with SharedMemory() as memory:
+    with closing(SharedMemory()) as memory:
         assert memory.put(memoryview(bytes(SIZE + 1))) is None
         assert memory.put(memoryview(bytes(SIZE - PAGE))) == 0
         assert memory.put(memoryview(bytes(PAGE + 1))) is None
@@ -79,19 +79,18 @@ def test_without_room_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with SharedMemory() as memory:
+    with closing(SharedMemory()) as memory:
         assert memory.put(memoryview(b"x")) is None
         assert memory.used == 0
 
 
 def test_it_is_sealed_and_read_through_its_descriptor() -> None:
-    with SharedMemory() as memory:
+    with closing(SharedMemory()) as memory:
         begin = memory.put(memoryview(b"pixels"))
         assert begin is not None
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(memory.descriptor, 0)
-        others = OthersMemory(os.getpid(), memory.descriptor)
-        try:
+        with closing(OthersMemory(os.getpid(), memory.descriptor)) as others:
             copied = others.copy(begin, 6)
             memory.free(begin)
             memory.put(memoryview(b"PIXELS"))
@@ -99,8 +98,6 @@ def test_it_is_sealed_and_read_through_its_descriptor() -> None:
             for place, size in ((-1, 1), (SIZE, 1), (0, SIZE + 1), (2**63, 2**63)):
                 with pytest.raises(ValueError, match="do not lie in"):
                     others.copy(place, size)
-        finally:
-            others.close()
 
 
 def test_what_may_become_smaller_is_not_opened(tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ def test_nothing_is_left_where_it_cannot_be_made(monkeypatch: pytest.MonkeyPatch
 
 def test_a_frame_tells_where_its_arrays_lie() -> None:
     array = np.arange(APART_BYTES, dtype=np.uint8)
-    with SharedMemory() as memory:
+    with closing(SharedMemory()) as memory:
         pieces = CODEC.write(Returned(1, [array, array[:5]]), memory.put)
         assert sum(memoryview(piece).nbytes for piece in pieces) < APART_BYTES
         payload = b"".join(pieces)[LENGTH.size :]
@@ -134,11 +131,8 @@ def test_a_frame_tells_where_its_arrays_lie() -> None:
         assert PART.unpack_from(payload, PARTS.size + PART.size) == (APART_BYTES, 0)
         with pytest.raises(pickle.UnpicklingError, match="there is none"):
             CODEC.read(payload)
-        others = OthersMemory(os.getpid(), memory.descriptor)
-        try:
+        with closing(OthersMemory(os.getpid(), memory.descriptor)) as others:
             large, small = CODEC.read(payload, others.copy).value
-        finally:
-            others.close()
     np.testing.assert_array_equal(large, array)
     np.testing.assert_array_equal(small, array[:5])
     assert large.flags.writeable
