@@ -237,7 +237,7 @@ def test_a_box_is_a_segmenter_s_target(wide: Page, several: str, cat: bytes) -> 
     box = [int(edge) for edge in state(wide)["box"].split(",")]
     assert len(box) == 4
     target = f'{{"box":{box}}}'
-    theirs = served(several, cat, model="segmenter", fit="squash", output="overlay", target=target)
+    theirs = served(several, cat, model="segmenter", fit="auto", output="overlay", target=target)
     shown = drawn(wide)
     for edge in (box[0], box[2]):  # the service draws the box; the page shows it over the picture
         theirs[:, edge - 4 : edge + 5] = shown[:, edge - 4 : edge + 5]
@@ -269,7 +269,7 @@ def test_what_is_painted_is_a_segmenter_s_mask(wide: Page, several: str, cat: by
     assert mask[int(0.3 * height), int(0.3 * width)]
     assert not mask[int(0.3 * height), int(0.6 * width)]
     with Client(several, model="segmenter") as client:
-        theirs = client.explain(cat, fit="squash", target=target, output="overlay")
+        theirs = client.explain(cat, fit="auto", target=target, output="overlay")
     assert is_alike(drawn(wide), pixels_of(theirs.overlay))
 
 
