@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +119,7 @@ def find_clusters(
     photos: Sequence[Photos | None] | None = None,
     seed: int = 0,
     *,
-    used: Sequence[Float | None] | None = None,
+    used: Sequence[NDArray[np.floating[Any]] | None] | None = None,
     by: Literal["place", "use"] = "place",
 ) -> Clusters:
     """Cluster the maps of one class by spectral relevance analysis (SpRAy; Lapuschkin et al.,
@@ -145,8 +145,8 @@ def find_clusters(
             each once, so that the sequence may make them when it is asked. Without photos only the
             maps are evidence, and fewer cheats are found.
         seed: of k-means, of t-SNE and of the choice of photos.
-        used: `Explanation.used` of each map, float32 (K,), if it was recorded. It is evidence if
-            each map that shows something has one; otherwise it is ignored.
+        used: `Explanation.used` of each map, float32 or float16 (K,), if it was recorded. It is
+            evidence if each map that shows something has one; otherwise it is ignored.
         by: what the maps that are not suspect are grouped by. "place" connects photos whose maps
             have their heat at the same places; "use" photos in which the model used the same
             channels, wherever they lie, which shows kinds of the object.
@@ -175,7 +175,7 @@ def find_clusters(
         return _Search(gridded, photos, seed, uses, by).run()
 
 
-def _uses(used: Sequence[Float | None] | None, gridded: Gridded) -> Uses | None:
+def _uses(used: Sequence[NDArray[np.floating[Any]] | None] | None, gridded: Gridded) -> Uses | None:
     """Return what was used for the maps that show something; None if it is not known for each."""
     if used is None:
         return None

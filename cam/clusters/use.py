@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,11 @@ class Uses:
     """The contributions of a class's photos.
 
     Args:
-        used: `Explanation.used` of each photo, float32 (K,), at least one.
+        used: `Explanation.used` of each photo, float32 or float16 (K,), at least one.
     """
 
-    def __init__(self, used: Sequence[Float]) -> None:
-        self._contributions = np.stack(used).astype(np.float64)
+    def __init__(self, used: Sequence[NDArray[np.floating[Any]]]) -> None:
+        self._contributions = np.stack(used)
         self.shares = shares_of_use(used)
         self._points = principal(self.shares)
 
@@ -56,10 +56,11 @@ class Uses:
         mine, others = self._contributions[members], self._contributions[~members]
         if not len(mine) or not len(others):
             return Difference(0.0, 0.5, 0.5)
-        change = mine.mean(0) - others.mean(0)
+        change = mine.mean(0, dtype=np.float64) - others.mean(0, dtype=np.float64)
         total = np.abs(change).sum()
         lost = np.maximum(-change, 0).sum() / total if total else 0.5
-        sums, ranked = mine.sum(1), np.sort(others.sum(1))
+        sums = mine.sum(1, dtype=np.float64)
+        ranked = np.sort(others.sum(1, dtype=np.float64))
         below, up_to = (np.searchsorted(ranked, sums, side) for side in ("left", "right"))
         return Difference(
             apart=separation(self._points[members], self._points[~members]),
@@ -68,14 +69,14 @@ class Uses:
         )
 
 
-def shares_of_use(used: Sequence[Float]) -> Float:
+def shares_of_use(used: Sequence[NDArray[np.floating[Any]]]) -> Float:
     """Return what the model used as distributions over channels.
 
     The positive and the negative part of each channel are channels of their own, channels that vary
     little between photos are left out, and each row is divided by its sum.
 
     Args:
-        used: `Explanation.used` of each photo, float32 (K,), at least one.
+        used: `Explanation.used` of each photo, float32 or float16 (K,), at least one.
 
     Returns:
         float32 (m, d), d at most `CHANNELS`. Half the L1 distance of two rows is the share of one
@@ -83,9 +84,9 @@ def shares_of_use(used: Sequence[Float]) -> Float:
     """
     rows = np.stack(used).astype(np.float32)
     parts = np.concatenate([np.maximum(rows, 0), np.maximum(-rows, 0)], axis=1)
-    shares = parts / np.maximum(parts.sum(1, keepdims=True), np.finfo(np.float32).tiny)
-    chosen = np.sort(np.argsort(-shares.var(0), kind="stable")[:CHANNELS])
-    return np.ascontiguousarray(shares[:, chosen])
+    parts /= np.maximum(parts.sum(1, keepdims=True), np.finfo(np.float32).tiny)
+    chosen = np.sort(np.argsort(-parts.var(0), kind="stable")[:CHANNELS])
+    return np.ascontiguousarray(parts[:, chosen])
 
 
 def principal(shares: Float) -> Float:

@@ -130,7 +130,7 @@ async def explain_item(
             # At background priority the last bits of a map do not depend on the other images in
             # its batch, so two runs give the same bytes.
             async with session.pipeline.explain(
-                session.replicas, instance, priority="background"
+                session.replicas, instance, priority="background", used=True
             ) as result:
                 rows = await result.as_rows(save)
             return [replace(row, asked=item.target) for row in rows]

@@ -111,6 +111,12 @@ TERMS: Final = {
     ),
     "map_height": "Rows of the map.",
     "map_width": "Columns of the map.",
+    "used": (
+        "In the table of `gradcam batch`: what the model used, the contribution of each channel of "
+        "the layer to `target_score`, Σ A_k ∂y/∂A_k over the positions, as little-endian float16; "
+        "the report groups photos by it. Absent of a method without a gradient at the layer or of "
+        "many passes, and of a fused map."
+    ),
     "picture": (
         "The picture's path below the output folder; absent where none was drawn, and in a job's "
         "file, which has `overlay`."

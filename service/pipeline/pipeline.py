@@ -172,6 +172,7 @@ class Pipeline:
         priority: Priority = "interactive",
         budget: AnswerBudget | None = None,
         until: float | None = None,
+        used: bool = False,
     ) -> AsyncIterator[ImageResult]:
         """Explain one image. The photo holds its share of the pixel budget until the block is left.
 
@@ -185,6 +186,7 @@ class Pipeline:
             until: time of `time.monotonic` at which a method of many passes stops and uses the
                 passes that it has made, unless the parameters set a `budget`. Where maps are
                 scored, it stops halfway.
+            used: whether the explanations record what the model used (`cam.Explanation.used`).
 
         Raises:
             Problem: if this instance cannot be explained.
@@ -213,6 +215,7 @@ class Pipeline:
                 priority,
                 until,
                 watched=priority == "interactive",
+                used=used,
             )
             if metrics:
                 # Scores take seconds: the photo gives its room back meanwhile, and is decoded again
@@ -497,12 +500,14 @@ class Pipeline:
         until: float | None = None,
         *,
         watched: bool = False,
+        used: bool = False,
     ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[ServedAnswer]]:
         """Return the decoded photo, the model's input, the questions that the parameters ask, and
         their answer.
 
         Args:
             watched: see `Explain`.
+            used: see `explain`.
 
         Raises:
             Problem: if this instance cannot be explained.
@@ -516,7 +521,7 @@ class Pipeline:
             targets = await self._placed(replicas, instance, questions[0], photo, seen, priority)
         except Problem as problem:
             raise instance.blame(problem) from None
-        questions = tuple(replace(question, targets=targets) for question in questions)
+        questions = tuple(replace(each, targets=targets, used=used) for each in questions)
         first = _part(until, instance.parameters.reasons)
         work = Explain(seen, questions, priority, first, watched, _prompts_of(instance))
         outcome = await replicas.ask(work, progress=progress)

@@ -163,7 +163,8 @@ class ImageResult:
 
         def work(record: MapRecord, drawing: Drawing) -> Row:
             item = self.instance.id or ""
-            return row_of(record, item, picture=save(drawing), more_warnings=warnings)
+            used = drawing.explanation.used
+            return row_of(record, item, picture=save(drawing), used=used, more_warnings=warnings)
 
         return await self.each(work)
 

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from service.core.errors import Problem
 from service.core.glossary import TERMS
@@ -43,6 +45,7 @@ SCHEMA: Final = pa.schema(
         _column("mass", pa.float32()),
         _column("concentration", pa.float32()),
         _column("border", pa.float32()),
+        _column("mode", pa.string()),
         _column("agreement", pa.map_(pa.string(), pa.float32())),
         _column("agreement_mean", pa.float32()),
         _column("scores", pa.map_(pa.string(), pa.float32())),
@@ -56,6 +59,7 @@ SCHEMA: Final = pa.schema(
         _column("map_encoding", pa.string()),
         _column("map_height", pa.int32()),
         _column("map_width", pa.int32()),
+        _column("used", pa.binary()),
         _column("picture", pa.string()),
         _column("overlay", pa.binary()),
         _column("warning", pa.string()),
@@ -64,6 +68,9 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """Of a folder's manifest and a job's Parquet file; `service.core.glossary` says what each is."""
+HALVES: Final = np.dtype("<f2")
+"""Of the column `used`, which has a thousand numbers and more."""
+MOST_HALF: Final = float(np.finfo(np.float16).max)
 DECODER: Final = "the decoder says: "
 """Before each of its warnings."""
 PICTURES: Final = "pictures"
@@ -97,6 +104,7 @@ class Row:
     mass: float | None = None
     concentration: float | None = None
     border: float | None = None
+    mode: str | None = None
     agreement: list[tuple[str, float]] | None = None
     agreement_mean: float | None = None
     scores: list[tuple[str, float | None]] | None = None
@@ -110,6 +118,7 @@ class Row:
     map_encoding: str | None = None
     map_height: int | None = None
     map_width: int | None = None
+    used: bytes | None = None
     picture: str | None = None
     overlay: bytes | None = None
     warning: str | None = None
@@ -123,6 +132,7 @@ def row_of(
     *,
     picture: str | None = None,
     overlay: bytes | None = None,
+    used: NDArray[np.float32] | None = None,
     more_warnings: Sequence[str] = (),
 ) -> Row:
     """Return the row of a map.
@@ -131,6 +141,7 @@ def row_of(
         item: id of the map's image.
         picture: the path of the map's picture below the output folder, or None.
         overlay: the picture itself, or None.
+        used: what the model used (`cam.Explanation.used`), float32 (K,), or None.
         more_warnings: warnings about the image, beside those about the map.
     """
     facts, predicted, covers = record.facts, record.predicted, record.covers
@@ -155,6 +166,7 @@ def row_of(
         mass=facts.mass,
         concentration=facts.concentration,
         border=facts.border,
+        mode=facts.mode,
         agreement=[*facts.agreement.items()] if facts.agreement else None,
         agreement_mean=agreement_mean(facts.agreement),
         scores=[(name, score.value) for name, score in (facts.scores or {}).items()] or None,
@@ -168,10 +180,16 @@ def row_of(
         map_encoding="float32",
         map_height=record.shape[0],
         map_width=record.shape[1],
+        used=None if used is None else _halves(used),
         picture=picture,
         overlay=overlay,
         warning="; ".join((*facts.warnings, *more_warnings)) or None,
     )
+
+
+def _halves(numbers: NDArray[np.float32]) -> bytes:
+    """Return numbers as float16, little-endian; what is too large for them is their largest."""
+    return numbers.clip(-MOST_HALF, MOST_HALF).astype(HALVES).tobytes()
 
 
 def failed_row(name: str, problem: Problem, asked: str | None) -> Row:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, own_places
 from cam.drawing.heatmap import Box
@@ -17,7 +18,7 @@ from service.insights.page import draw_map
 from service.insights.report.census import ClassCount, ClassKey, Sample, class_of
 from service.insights.report.means import map_of
 from service.insights.report.pictures import Photos, Read, show
-from service.pipeline.rows import Row
+from service.pipeline.rows import HALVES, Row
 
 DOTS: Final = 2000
 """Largest number of maps in the scatter plot of a class, and at least one of each cluster."""
@@ -27,6 +28,9 @@ PROTOTYPES: Final = 2000
 """Largest number of prototypes that are shown in addition to the sample, over all clusters."""
 COLOURS: Final = 8
 """Number of colours of clusters in report_style.css."""
+MOST_USED: Final = 20_000_000
+"""Largest count of numbers of one class by which its photos are grouped, in about 400 MB: 10,000
+photos of a layer of 2,000 channels."""
 FULL: Final = 24
 """Number of classes whose clusters have pictures of photos; suspect clusters always have them."""
 
@@ -40,6 +44,8 @@ class ClassRows(ClassMaps):
     pictures: list[str | None] = field(default_factory=list)
     boxes: list[Box | None] = field(default_factory=list)
     """The part of the photo that each map covers."""
+    used: list[NDArray[np.float16] | None] = field(default_factory=list)
+    """What the model used for each map, (K,)."""
 
     def take(self, row: Row, at: int) -> None:
         values = map_of(row)
@@ -48,6 +54,15 @@ class ClassRows(ClassMaps):
         self.rows.append(at)
         self.pictures.append(row.picture)
         self.boxes.append(_covers(row))
+        self.used.append(_used(row))
+
+    @property
+    def uses(self) -> list[NDArray[np.float16] | None] | None:
+        """What the model used for the maps; None if they are not of one layer, or too many to be
+        compared."""
+        sizes = {len(each) for each in self.used if each is not None}
+        few = len(sizes) == 1 and len(self.used) * max(sizes) <= MOST_USED
+        return self.used if few else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +79,8 @@ class ClassClusters:
     place: str | None = None
     """Sentence about the place of the frame at which hardly another class looks, if there is
     one."""
+    by_use: bool = False
+    """Whether what the model used was compared, too."""
 
     @property
     def suspects(self) -> int:
@@ -141,7 +158,7 @@ def cluster_classes(
     the frame that are hardly another class's. Of an image, only the first map of the class counts.
 
     Args:
-        rows: rows of the manifest with their maps, read once.
+        rows: rows of the manifest with their maps and with what the model used, read once.
         classes: the classes, as the census has them.
         read: returns the bytes of the image with an id; None if the images cannot be read.
         most: largest number of images in total. Of more, as many of each class are taken as there
@@ -200,9 +217,19 @@ def _collected(
 def _clustered(
     position: int, count: ClassCount, maps: ClassRows, photos: Photos | None
 ) -> ClassClusters:
-    clusters = find_clusters(maps.maps, photos)
+    used = maps.uses
+    clusters = find_clusters(maps.maps, photos, used=used)
     looked = photos is not None and (photos.any_read or not clusters.unreadable)
-    return ClassClusters(position, count, maps, clusters, looked)
+    by_use = looked and used is not None and all(each is not None for each in used)
+    return ClassClusters(position, count, maps, clusters, looked, by_use=by_use)
+
+
+def _used(row: Row) -> NDArray[np.float16] | None:
+    """Return what a row says that the model used; None if it is missing or invalid."""
+    if not row.used or len(row.used) % HALVES.itemsize:
+        return None
+    values = np.frombuffer(row.used, HALVES)
+    return values if np.isfinite(values).all() else None
 
 
 def _covers(row: Row) -> Box | None:

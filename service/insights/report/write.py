@@ -59,6 +59,8 @@ ROWS: Final = 1024
 """Number of rows that are read at a time, without their maps."""
 ROWS_WITH_MAPS: Final = 64
 """Number of rows that are read at a time with their maps, which may be as large as photos."""
+NEWER: Final = ("mode", "used")
+"""Columns that manifests of earlier versions lack."""
 BYTES: Final = 1 << 20
 """Number of bytes of a column that are read at a time. Without it, a row group is read as a
 whole."""
@@ -145,6 +147,7 @@ def write_report(
         clusters=portray(clusters, output, file),
         fewest=FEWEST,
         blind=[cluster.count.key.name for cluster in clusters if not cluster.looked],
+        by_use=any(cluster.by_use for cluster in clusters),
         unreadable=sum(cluster.found.unreadable for cluster in clusters if cluster.looked),
         table=table.name,
         table_link=quote(os.fsencode(table.name)),  # the name need not be UTF-8
@@ -182,7 +185,7 @@ def _clusters(
         return []
     with source() as images:
         read = images.read if images else None
-        return cluster_classes(read_rows(manifest, maps=True), classes, read, MOST)
+        return cluster_classes(read_rows(manifest, maps=True, used=True), classes, read, MOST)
 
 
 def _shown(
@@ -289,20 +292,26 @@ def _blocks(shown: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield block
 
 
-def read_rows(manifest: Path, *, maps: bool = False) -> Iterator[Row]:
+def read_rows(manifest: Path, *, maps: bool = False, used: bool = False) -> Iterator[Row]:
     """Yield the rows of a manifest in its order.
 
     Args:
         maps: whether to read the column `map`, too.
+        used: whether to read the column `used`, too.
 
     Raises:
         ConfigError: if the manifest cannot be read or does not have the columns of a manifest.
     """
-    columns = [name for name in SCHEMA.names if maps or name != "map"]
+    left_out = {name for name, read in (("map", maps), ("used", used)) if not read}
     at_a_time = ROWS_WITH_MAPS if maps else ROWS
     try:
         with pq.ParquetFile(manifest, pre_buffer=False, buffer_size=BYTES) as file:
             _check(manifest, file.schema_arrow)
+            columns = [
+                name
+                for name in file.schema_arrow.names
+                if name in SCHEMA.names and name not in left_out
+            ]
             for batch in file.iter_batches(batch_size=at_a_time, columns=columns):
                 for record in batch.to_pylist():
                     yield Row(**record)
@@ -311,12 +320,14 @@ def read_rows(manifest: Path, *, maps: bool = False) -> Iterator[Row]:
 
 
 def _check(manifest: Path, schema: pa.Schema) -> None:
-    missing = [name for name in SCHEMA.names if name not in schema.names]
+    missing = [name for name in SCHEMA.names if name not in schema.names and name not in NEWER]
     if missing:
         raise ConfigError(
             f"{manifest} is not the manifest of a batch: it has no column {', '.join(missing)}"
         )
     for field in SCHEMA:
+        if field.name not in schema.names:
+            continue
         if schema.field(field.name).type != field.type:
             raise ConfigError(
                 f"{manifest} is not the manifest of a batch: its column {field.name} is "

@@ -1,10 +1,13 @@
-"""Maps of objects at random places, made without a model."""
+"""Maps of objects at random places, and what a model used for them, made without a model."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cam.drawing.heatmap import Float, minmax
+
+Photo = NDArray[np.uint8]
 
 
 def blobs(count: int, seed: int, grid: int = 14, most: int = 3) -> list[Float]:
@@ -22,3 +25,15 @@ def blobs(count: int, seed: int, grid: int = 14, most: int = 3) -> list[Float]:
         values += random.normal(0, 0.02, values.shape)
         found.append(minmax(values.astype(np.float32)))
     return found
+
+
+def marked(count: int = 120, first: int = 20) -> tuple[list[Float], list[Photo], list[Float]]:
+    """Return maps with heat anywhere, random photos, and uses: of all maps channels 0 to 2, of the
+    first maps channels 3 and 4, too."""
+    random = np.random.default_rng(0)
+    maps = blobs(count, 0, 8, 1)
+    photos = list(random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8))
+    used = np.zeros((count, 5), np.float32)
+    used[:first, 3:] = random.uniform(1, 2, (first, 2))
+    used[:, :3] = random.uniform(1, 2, (count, 3))
+    return maps, photos, list(used + random.uniform(0, 0.1, used.shape).astype(np.float32))

@@ -12,7 +12,7 @@ from cam.clusters.suspects import FAR_APART
 from cam.clusters.use import CHANNELS, Difference, Uses, principal, shares_of_use
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
-from tests.cam.clusters.synthetic import blobs
+from tests.cam.clusters.synthetic import marked
 
 MARKED, COUNT = 20, 120
 
@@ -20,18 +20,6 @@ MARKED, COUNT = 20, 120
 @pytest.fixture(autouse=True)
 def _no_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "embed", lambda points, *_: np.zeros((len(points), 2), np.float32))
-
-
-def marked() -> tuple[list[Float], list[np.ndarray], list[Float]]:
-    """Return maps with heat anywhere, random photos, and uses: of all maps channels 0 to 2, of the
-    first maps channels 3 and 4, too."""
-    random = np.random.default_rng(0)
-    maps = blobs(COUNT, 0, 8, 1)
-    photos = list(random.integers(0, 256, (COUNT, 16, 16, 3), dtype=np.uint8))
-    used = np.zeros((COUNT, 5), np.float32)
-    used[:MARKED, 3:] = random.uniform(1, 2, (MARKED, 2))
-    used[:, :3] = random.uniform(1, 2, (COUNT, 3))
-    return maps, photos, list(used + random.uniform(0, 0.1, used.shape).astype(np.float32))
 
 
 def test_shares_by_hand() -> None:

@@ -22,6 +22,7 @@ from PIL import Image
 from cam import spearman
 from service.batch import command
 from service.loading.served_model import load
+from tests.cam.nets import small
 from tests.service.batch.batches import Shell, catalog, rows, small_photos
 from tests.service.batch.factories import Stuck
 from tests.service.batch.laid import as_nobody, lay, readable_by_nobody
@@ -470,12 +471,23 @@ def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
     assert "10 of 10 images explained, 0 failed" in said
 
 
+def test_the_table_says_what_the_model_used(gradcam: Shell, models: str, tmp_path: Path) -> None:
+    """Of a head that averages positions before a linear layer, the terms of the logit."""
+    folder = small_photos(tmp_path / "photos", 3)
+    code, said = gradcam(folder, "--output", tmp_path / "out", "--models", models)
+    assert code == 0, said
+    for row in rows(tmp_path / "out"):
+        bias = small(seed=4).head.bias[row["target_index"]].item()
+        terms = np.frombuffer(row["used"], "<f2").astype(float)
+        assert terms.sum() + bias == pytest.approx(row["target_score"], abs=2e-3)
+        assert row["mode"] in ("exact", "fast")
+
+
 def test_threads_that_were_there_before_are_not_waited_for(
     gradcam: Shell, models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endings: list[int] = []
     monkeypatch.setattr(os, "_exit", endings.append)
-    monkeypatch.setattr("service.cli.main.LAST_SECONDS", 0.1)
     folder = small_photos(tmp_path / "photos", 1)
     enough = threading.Event()
     thread = threading.Thread(target=enough.wait)

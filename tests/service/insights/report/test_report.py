@@ -269,6 +269,13 @@ def test_a_file_that_is_no_manifest_is_named(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["other.parquet"]
 
 
+def test_a_manifest_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    file = write_manifest(tmp_path, [map_row("a.jpg"), map_row("b.jpg")])
+    pq.write_table(pq.read_table(file).drop_columns(["mode", "used"]), file)
+    write_report(file, tmp_path, tmp_path / "report.html", title="Photos")
+    assert "2 maps" in read_page(tmp_path / "report.html").words
+
+
 def test_the_former_page_stays_until_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from service.insights.report.pictures import SIDE, Photos, thumbnail
 from service.insights.report.write import write_report
 from service.pipeline.rows import Row
 from tests.cam.clusters.synthetic import blobs
+from tests.cam.clusters.synthetic import marked as marked_uses
 from tests.service.insights.report.report_stage import (
     HOSTILE,
     Page,
@@ -449,3 +450,50 @@ def test_photos_are_read_when_they_are_asked_for() -> None:
     assert np.all(photos[1] == np.full((SIDE, SIDE, 3), 20))
     assert [int(each[0, 0, 0]) for each in photos[1:] if each is not None] == [20, 30]
     assert read == ["20", "20", "30"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_mark_at_varying_places_is_found_by_what_the_model_used(
+    tmp_path: Path, recorded: bool
+) -> None:
+    """Without it the page says that such a mark would not be seen."""
+    maps, photos, used = marked_uses()
+    pictures = tmp_path / "photos"
+    pictures.mkdir()
+    found = []
+    for number, (values, photo, each) in enumerate(zip(maps, photos, used, strict=True)):
+        Image.fromarray(photo).save(pictures / named(number))
+        halves = each.astype("<f2").tobytes()
+        row = map_row(named(number), values.tolist())
+        found.append(replace(row, used=halves if recorded else None))
+    output = tmp_path / "batch"
+    output.mkdir()
+    (output / "run.json").write_text(json.dumps({"source": str(pictures)}))
+    file = tmp_path / "page.html"
+    opened = partial(source_of, output)
+    write_report(write_manifest(tmp_path, found), output, file, title="Photos", source=opened)
+    suspects = [
+        row["id"]
+        for row in table(file.with_name("page.clusters.csv"))
+        if row["suspect"] == "true" and "added use" in row["reasons"]
+    ]
+    assert suspects == ([named(number) for number in range(20)] if recorded else [])
+    assert ("evidence in its photos beside what it uses" in section(file)) is recorded
+    assert ("What the model used can, if the table records it" in section(file)) is not recorded
+
+
+def test_uses_of_several_layers_or_too_many_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = ClassRows("cat")
+    for number, values in enumerate(([1.0, 2], [3.0, 4])):
+        rows.take(replace(map_row(named(number)), used=np.array(values, "<f2").tobytes()), number)
+    assert [list(each) for each in rows.uses or () if each is not None] == [[1, 2], [3, 4]]
+    with monkeypatch.context() as patched:
+        patched.setattr(report_clusters, "MOST_USED", 3)
+        assert not rows.uses
+    rows.take(replace(map_row("c"), used=np.ones(3, "<f2").tobytes()), 2)
+    assert not rows.uses
+    for wrong in (None, b"", b"odd", np.array([np.inf, 1], "<f2").tobytes()):
+        rows.take(replace(map_row("d"), used=wrong), 3)
+        assert rows.used[-1] is None
