@@ -59,8 +59,7 @@ class MapStatistics:
     blue: float | None = None
     colourfulness: float | None = None
     variety: float | None = None
-    detail_x: float | None = None
-    detail_y: float | None = None
+    softest: float | None = None
 
 
 STATISTICS: Final = tuple(field.name for field in fields(MapStatistics))

@@ -1,4 +1,4 @@
-"""What a photo is like, in nine numbers that are compared over time.
+"""What a photo is like, in eight numbers that are compared over time.
 
 A map may stay as it is while the photo turns blue or dark. What the model sees of a photo tells it.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 APART: Final = 4
 """Number of pixels between those whose difference `sharpness` compares with adjoining ones."""
+PARTS: Final = 12
+"""Number of parts of a side whose sharpness `softest` looks at."""
 LEVELS: Final = 64
 """Number of levels of brightness whose shares `variety` looks at."""
 PHOTO_STATISTICS: Final = (
@@ -23,8 +26,7 @@ PHOTO_STATISTICS: Final = (
     "blue",
     "colourfulness",
     "variety",
-    "detail_x",
-    "detail_y",
+    "softest",
 )
 """Names of the statistics of a photo: see `photo_statistics`."""
 
@@ -39,17 +41,18 @@ def photo_statistics(pixels: NDArray[np.uint8]) -> dict[str, float | None]:
       black one. A cast of colour moves them, and channels in another order exchange them.
     - `colourfulness`: mean of the greatest channel less the smallest one, of 255.
     - `variety`: Shannon's entropy of the brightness in `LEVELS` levels, as a share of the largest.
-    - `detail_x`, `detail_y`: mean column and row of the differences between adjoining pixels, as
-      shares of the width and the height: dirt on one side of a lens moves them.
+    - `softest`: the sharpness that a tenth of the `PARTS` × `PARTS` parts of the photo do not
+      reach: smears on a lens make some parts soft, and leave the sharpness of the whole.
 
-    224 × 224 pixels take 0.8 ms.
+    224 × 224 pixels take 1 ms.
 
     Args:
         pixels: what the model saw of the photo, uint8 (H, W, 3).
 
     Returns:
-        Name of `PHOTO_STATISTICS` → value. The sharpness and the place of the detail are None for a
-        photo of one colour, or one that is at most `APART` pixels high or wide.
+        Name of `PHOTO_STATISTICS` → value. The sharpness is None for a photo of one colour, or one
+        that is at most `APART` pixels high or wide; so is the softest part's, also of a photo whose
+        parts would be smaller than that.
     """
     totals = pixels.sum((0, 1), dtype=np.int64).astype(np.float64)
     total = float(totals.sum())
@@ -69,21 +72,26 @@ def photo_statistics(pixels: NDArray[np.uint8]) -> dict[str, float | None]:
         "blue": float(totals[2]) / total if total else 1 / 3,
         "colourfulness": float((most - least).mean(dtype=np.float64)) / 255,
         "variety": max(-float(used @ np.log(used)) / math.log(LEVELS), 0.0),
-        "detail_x": None,
-        "detail_y": None,
+        "softest": None,
     }
     if min(pixels.shape[:2]) <= APART:
         return found
-    across, down = _differences(bright, 1)
-    far = sum(float(differences.mean()) for differences in _differences(bright, APART))
-    detail = across[:-1] + down[:, :-1]
-    if far and (strength := float(detail.sum(dtype=np.int64))):
-        height, width = detail.shape
-        found["sharpness"] = min(float(across.mean() + down.mean()) / far, 1.0)
-        columns, rows = detail.sum(0, dtype=np.int64), detail.sum(1, dtype=np.int64)
-        found["detail_x"] = float(columns @ (np.arange(width) + 0.5)) / (strength * width)
-        found["detail_y"] = float(rows @ (np.arange(height) + 0.5)) / (strength * height)
+    near, far = _differences(bright, 1), _differences(bright, APART)
+    if strength := sum(float(each.mean()) for each in far):
+        found["sharpness"] = min(sum(float(each.mean()) for each in near) / strength, 1.0)
+    if min(pixels.shape[:2]) > APART * PARTS:
+        parts, of = (_parts(across) + _parts(down) for across, down in (near, far))
+        if (detailed := of > 0).any():
+            sharpness = np.minimum(parts[detailed] / of[detailed], 1.0)
+            found["softest"] = float(np.quantile(sharpness, 0.1))
     return found
+
+
+def _parts(differences: NDArray[np.int16]) -> NDArray[np.float32]:
+    """Return the means of `PARTS` × `PARTS` parts."""
+    parts = np.empty((PARTS, PARTS), np.float32)
+    cv2.resize(differences.astype(np.float32), (PARTS, PARTS), parts, interpolation=cv2.INTER_AREA)
+    return parts
 
 
 def _differences(

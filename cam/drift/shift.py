@@ -23,8 +23,7 @@ WORDS: Final = {
     "blue": "the share of blue in the photo",
     "colourfulness": "the colourfulness of the photo",
     "variety": "the variety of brightness in the photo",
-    "detail_x": "the mean column of the photo's detail, of the width,",
-    "detail_y": "the mean row of the photo's detail, of the height,",
+    "softest": "the sharpness of the photo's softest parts",
     FLAT: "the share of flat maps",
 }
 LEAST: Final = 50

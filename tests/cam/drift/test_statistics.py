@@ -181,20 +181,29 @@ def test_statistics_of_a_photo_by_hand() -> None:
     assert found["blue"] == pytest.approx(255 / (60 + 765))
     assert found["colourfulness"] == pytest.approx(60 / 255 / 2)
     assert found["variety"] == pytest.approx(math.log(2) / math.log(64))
-    # The only difference is between the fifth and the sixth column, of nine pairs.
-    assert found["detail_x"] == pytest.approx(4.5 / 9)
-    assert found["detail_y"] == pytest.approx(0.5)
-    photo[:, :5] = 255
-    photo[0, 9] = 0
+    assert found["softest"] is None
+
+
+def test_the_softest_parts_by_hand() -> None:
+    """Noise is as different from the next pixel as from the fourth one. Of 12 × 12 parts three rows
+    are of blocks of 8 × 8 pixels, a quarter: a pixel in 8 differs from the next one, four in 8 from
+    the fourth."""
+    random = np.random.default_rng(0)
+    photo = random.integers(0, 256, (96, 96, 3), np.uint8)
+    sharp = photo_statistics(photo)
+    assert sharp["softest"] == pytest.approx(1, abs=0.12)
+    photo[:24] = random.integers(0, 256, (3, 12, 3), np.uint8).repeat(8, 0).repeat(8, 1)
     found = photo_statistics(photo)
-    assert found["detail_x"] == pytest.approx((8 + 8.5) / 2 / 9, abs=0.05)
-    assert found["detail_y"] == pytest.approx(0.5 / 7)
+    assert found["softest"] == pytest.approx(0.25, abs=0.08)
+    assert found["sharpness"] == pytest.approx(0.88, abs=0.05)
 
 
 def test_a_photo_of_one_colour_has_no_detail() -> None:
     black = photo_statistics(np.zeros((9, 9, 3), np.uint8))
     assert (black["red"], black["blue"], black["variety"]) == (1 / 3, 1 / 3, 0)
-    assert black["detail_x"] is black["detail_y"] is black["sharpness"] is None
+    assert black["softest"] is black["sharpness"] is None
+    large = photo_statistics(np.zeros((60, 60, 3), np.uint8))
+    assert large["softest"] is None
 
 
 @pytest.mark.parametrize("seed", range(3))
