@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim
 
-FROM ${PYTHON_IMAGE} AS packages
+FROM ${PYTHON_IMAGE} AS installed
 # An index of your own: --build-arg PIP_INDEX_URL=…
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -25,6 +25,8 @@ RUN if [ "$TORCH" = cpu ]; then \
  && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
  && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg|psycopg-binary|grpcio|protobuf)==/ } kept' requirements-test.lock >> image.lock \
  && python3 -m pip install --no-compile --no-deps --require-hashes --requirement image.lock
+
+FROM installed AS packages
 # What only compilers and the packages' own tests read; what nothing loads: cuSOLVER for several cards
 # and OpenVINO's other devices and formats.
 RUN find /opt/gradcam/lib -depth \
@@ -47,6 +49,26 @@ RUN python3 -m pip install --no-compile --no-deps --prefix /opt/service . \
 RUN PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/src /opt/gradcam/bin/python -c "import pkgutil, importlib, cam, service; \
     [importlib.import_module(m.name) for p in (cam, service) for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.') \
      if not m.name.startswith(('service.ray', 'service.client', 'service.__main__'))]"
+
+# `docker build --target compiler`: the service with a compiler and Triton, for `gradcam compile`. What
+# it writes into the folder of GRADCAM_CACHE the service loads, which needs neither.
+FROM installed AS compiler
+# The compiler's version is that of the base image's distribution.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 10001 --gid 0 --no-create-home --shell /usr/sbin/nologin gradcam \
+ && install --directory --owner 10001 --group 0 --mode 700 /cache
+RUN if [ "$TORCH" != cpu ]; then \
+      awk '/^[a-z]/ { kept = /^triton==/ } kept' requirements.lock > triton.lock \
+      && python3 -m pip install --no-compile --no-deps --require-hashes --requirement triton.lock; \
+    fi
+COPY --from=service /opt/service /opt/gradcam
+ENV PATH=/opt/gradcam/bin:$PATH HOME=/tmp GRADCAM_CACHE=/cache PYTHONUNBUFFERED=1
+WORKDIR /tmp
+USER 10001
+ENTRYPOINT ["gradcam", "compile"]
 
 FROM ${PYTHON_IMAGE}
 # Any user may serve. One without a name in the image belongs to group 0, which may write jobs. Jobs

@@ -1,7 +1,9 @@
 """The fast path: compiled explanations at one layer, in half precision where the device has it.
 
 Behind a pooled linear head there is no backward pass. The forward pass is then compiled for
-inference: its weights are frozen, and batch norms and rectifiers are folded into convolutions.
+inference: its weights are frozen, and batch norms and rectifiers are folded into convolutions. On a
+CUDA device nothing is compiled: batch norms are folded, and the kernels are recorded as CUDA
+graphs, which takes seconds and no compiler.
 In other models the trunk runs without a graph, and a probe of zeros is added to the layer's output:
 the gradient at the probe is the gradient at the layer, and nothing before it is differentiated.
 Batches are padded to the sizes that were compiled. Where compiling fails or makes the copy slower,
@@ -12,7 +14,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol
 
 import torch
@@ -24,6 +28,8 @@ from cam.methods.head import PooledHead
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.batch_answer import BatchAnswer
+from cam.passes.cuda_graphs import Graphed
+from cam.passes.folding import fold
 from cam.passes.layout import fastest
 from cam.passes.onepass import answer, answer_by_head, begin_batch
 from cam.positions.locate import inherit, locate
@@ -44,6 +50,8 @@ class CompiledPath(Protocol):
     layer: str
     dtype: torch.dtype
     sizes: tuple[int, ...]
+    way: str
+    """How the path is faster, in words, for the log."""
 
     def takes(self, question: Question) -> bool:
         """Return whether the path can answer the question: a question of one pass that needs only
@@ -74,8 +82,8 @@ class FastPath(CompiledPath):
         dtype: the dtype of the copy's weights and activations; maps are computed in float32 in any
             case.
         sizes: the batch sizes to compile for.
-        compile: whether to compile the copy. If False, the copy only changes its dtype and its
-            memory layout.
+        compile: whether to compile the copy, or to record it as CUDA graphs where it is on a CUDA
+            device. If False, the copy only changes its dtype and its memory layout.
         head: the model's pooled linear head at that layer, if it has one: see `cam.methods.head`.
         reading: how the model's output is read, with the activation resolved: the compiled model
             has no graph that shows the activation.
@@ -100,20 +108,26 @@ class FastPath(CompiledPath):
         self.layer, self.dtype = layer, dtype
         self.sizes = tuple(sorted(set(sizes)))
         self.compiled = compile
-        """Whether the copy runs compiled."""
-        self._head, self._reading = head, reading
+        """Whether the copy runs compiled, or as CUDA graphs."""
+        self._head, self._reading, self._model = head, reading, model
         self._copy = copy.deepcopy(model).eval().requires_grad_(False)
         inherit(model, self._copy)
         self._copy.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._probed = _Probed(self._copy, layer, reading)
         self._run: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] = self._probed
-        if compile:
+        devices = {parameter.device.type for parameter in self._copy.parameters()}
+        self._graphed = devices == {"cuda"}
+        self.way = "recorded as CUDA graphs" if self._graphed else "compiled"
+        if compile and self._graphed:
+            self._run = Graphed(self._probed)
+        elif compile:
             self._run = torch.compile(self._probed, dynamic=False)
         self._seen_sizes: set[int] = set()
         self._shape: torch.Size | None = None
 
     def settle(self, image: Tensor) -> str | None:
-        """Compile for one image, (1, C, H, W), and measure whether that is faster.
+        """Fold batch norms, compile for one image, (1, C, H, W), and measure whether that is
+        faster.
 
         The compiled copy is used only if it is at least as fast as the uncompiled one: on some
         processors a compiled transformer is much slower.
@@ -121,6 +135,9 @@ class FastPath(CompiledPath):
         Returns:
             The reason why the copy runs uncompiled; None if it runs compiled.
         """
+        laid_out = image.to(self.dtype).contiguous(memory_format=torch.channels_last)
+        if fold(self._copy, laid_out, self.layer):
+            inherit(self._model, self._copy)
         if not self.compiled:
             return "compilation is turned off"
         question = [Question((ClassTarget(),), "gradcam", (self.layer,))]
@@ -150,13 +167,8 @@ class FastPath(CompiledPath):
             return begin_batch(
                 self._copy, recast, questions, head=self._head, reading=self._reading
             )
-        size = next(capacity for capacity in self.sizes if capacity >= count)
-        filled = images.to(self.dtype)
-        if size > count:
-            rest = filled.new_zeros(size - count, *images.shape[1:])
-            filled = torch.cat([filled, rest])
-        filled = filled.contiguous(memory_format=torch.channels_last)
-        with torch.inference_mode(False), self._compiling(size):
+        filled = padded(images, self.sizes, self.dtype)
+        with torch.inference_mode(False), self._preparing(len(filled)):
             # Autograd does not accept inference tensors in a graph.
             filled = filled.clone() if filled.is_inference() else filled
             if self._head:
@@ -172,6 +184,29 @@ class FastPath(CompiledPath):
                 return answer_at_leaf(
                     self._copy, signals, questions, logits, filled, self._reading, count=count
                 )
+
+    def package(self, images: Tensor) -> bytes:
+        """Return the forward pass for a batch of this size, compiled ahead of time for this device
+        and processor: a file that `cam.passes.packaged.PackagedPath` runs. It takes half a minute
+        and more, and a C++ compiler.
+
+        Args:
+            images: float (B, C, H, W), on the model's device.
+        """
+        from torch._inductor import aoti_compile_and_package
+
+        filled = padded(images, [len(images)], self.dtype)
+        with TemporaryDirectory() as folder, torch.no_grad():
+            program = torch.export.export(self._probed, (filled, None))
+            file = aoti_compile_and_package(
+                program,
+                package_path=str(Path(folder) / "forward.pt2"),
+                inductor_configs={"freezing": True},
+            )
+            return Path(file).read_bytes()
+
+    def _preparing(self, size: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._graphed else self._compiling(size)
 
     @contextmanager
     def _compiling(self, size: int) -> Iterator[None]:
@@ -199,6 +234,16 @@ class FastPath(CompiledPath):
         if zeros.ndim == 4:
             zeros = zeros.contiguous(memory_format=torch.channels_last)
         return zeros.requires_grad_()
+
+
+def padded(images: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a batch in `dtype`, channels last, with images of zeros behind it: as many as the next
+    of the ascending sizes."""
+    size = next(capacity for capacity in sizes if capacity >= len(images))
+    filled = images.to(dtype)
+    if size > len(images):
+        filled = torch.cat([filled, filled.new_zeros(size - len(images), *images.shape[1:])])
+    return filled.contiguous(memory_format=torch.channels_last)
 
 
 class _Probed(nn.Module):

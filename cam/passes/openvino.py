@@ -80,6 +80,7 @@ class OpenVinoPath(CompiledPath):
     """
 
     runtime: Runtime = "openvino"
+    way = "compiled"
 
     def __init__(
         self,

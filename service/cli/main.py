@@ -1,5 +1,5 @@
 """The command line: `gradcam serve`, `explain`, `answer`, `batch`, `audit`, `reference`, `export`,
-`key`, `openapi`."""
+`compile`, `key`, `openapi`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
 from service.core.threads import spin_briefly
 from service.limits.keys import new_key, read_keys
-from service.models.catalog import configured, read_catalog
+from service.models.catalog import ModelEntry, configured, read_catalog
 from service.models.store import copied
 from service.process.listener import listen
 from service.process.supervisor import supervise
@@ -422,15 +422,44 @@ def export(
 ) -> None:
     """Write a model as a file whose second output is the map, for devices without this service."""
     settings = read_settings(os.environ, models=models)
-    entry = next((each for each in read_catalog(settings.models) if each.name == model), None)
-    if entry is None:
-        names = ", ".join(each.name for each in read_catalog(settings.models))
-        raise ConfigError(f"there is no model {model!r}; there are {names}")
+    entry = _entry(settings, model)
     from service.loading.export import export_entry
 
     written = export_entry(entry, output, form, None if layer == "auto" else layer)
     batch = "any number of images" if written.any_batch else "one image at a time"
     print(f"{output}: logits, and maps by {written.method} at {written.layer}; takes {batch}")
+
+
+@cli.command("compile")
+def compile_model(
+    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    size: Annotated[
+        list[int] | None,
+        typer.Option(help="A size of a batch; repeat. Else 1, 32 and the model's max_batch."),
+    ] = None,
+    models: Models = None,
+) -> None:
+    """Compile a model's fast path ahead of time, into the folder that GRADCAM_CACHE names: the
+    service loads it at its next start. Needs a C++ compiler, which the service then does not."""
+    settings = read_settings(os.environ, models=models)
+    entry = _entry(settings, model)
+    from service.cli.compile import compile_model as compile_entry
+
+    compile_entry(entry, settings, size or ())
+
+
+def _entry(settings: Settings, name: str) -> ModelEntry:
+    """Return the entry of a model.
+
+    Raises:
+        ConfigError: if there is none of this name.
+    """
+    entries = read_catalog(settings.models)
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    names = ", ".join(each.name for each in entries)
+    raise ConfigError(f"there is no model {name!r}; there are {names}")
 
 
 def _on_ray(address: str) -> Explainer:

@@ -136,7 +136,7 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
         str(path.dtype).removeprefix("torch."),
         perf_counter() - started,
         perf_counter() - compiled,
-        f"not compiled: {why}" if why else "compiled",
+        f"not {path.way}: {why}" if why else path.way,
         min(fidelity.worst for fidelity in usable.values() if fidelity.enough),
         max(fidelity.difference for fidelity in usable.values() if fidelity.enough),
         _slow(model, methods, judgement.fidelities) or "none of the methods of one pass",

@@ -54,7 +54,8 @@ def key_of(
     digest = hashlib.blake2b(digest_size=16)
     config = getattr(module, "config", None)  # of Hugging Face: what the modules do not show
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    said = (entry.model_dump_json(exclude=UNIMPORTANT), preprocessing, device, card, str(config))
+    told = entry.model_dump_json(exclude=UNIMPORTANT)
+    said = (told, preprocessing, device.type, card, str(config))
     digest.update(f"{said}|{_surroundings()}|".encode())
     for name, part in module.named_modules():
         digest.update(f"{name} {type(part).__module__} {type(part).__qualname__}|".encode())

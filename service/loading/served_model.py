@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from time import perf_counter
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
+from typing import Concatenate, Final, ParamSpec, TypeVar, get_args
 
 import torch
 from PIL import Image
@@ -32,11 +32,10 @@ from cam.hooks.grids import grid_in_words
 from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.detection import LEAST_SCORE, read_detections
-from cam.outputs.output import Kind, Output
+from cam.outputs.output import Output
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of
-from cam.passes.fast import CompiledPath, FastPath
-from cam.passes.openvino import OpenVinoPath, is_installed
+from cam.passes.fast import CompiledPath
 from cam.positions.locate import declare
 from service.core.choices import Activation, Runtime
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
@@ -50,6 +49,7 @@ from service.loading.fingerprint import fingerprint_of, key_of
 from service.loading.graph import Chain
 from service.loading.huggingface import is_transformers_model
 from service.loading.memory import NONE, Activations, activations, fitted
+from service.loading.paths import compiled_paths
 from service.loading.sources import Built, build, check_source
 from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
@@ -105,11 +105,18 @@ class ServedModel(ModelInfo):
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
     kept: KeyedCache
     """Keeps what is found out about the model for the next start."""
+    packages: KeyedCache
+    """Keeps what is compiled ahead of time, whichever of equal devices the model is on."""
 
     @property
     def runtime(self) -> Runtime:
         """What runs the module."""
         return "openvino" if isinstance(self.module, Chain) else "torch"
+
+
+ANYWHERE: Final = {"device": "auto", "layout": "auto", "runtime": None, "max_batch": 1}
+"""Keys of an entry, with any value, on which what is compiled ahead of time does not depend: copies
+of a model on further devices have others than the first one."""
 
 
 def seeded(
@@ -162,6 +169,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     shape = (1, 3, preprocessing.height, preprocessing.width)
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     kept = cache.of(key_of(entry, module, preprocessing, device))
+    plain = entry.model_copy(update=ANYWHERE)
+    packages = cache.of(key_of(plain, module, preprocessing, device))
     known = None if entry.source.startswith("factory:") else recalled(kept)
     need = known.activations if known else _need(entry, module, shape, dtype)
     entry = fitted(entry, need, size_of(image), device, examined=known is not None)
@@ -205,9 +214,12 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         unnamed=_unnamed(entry, built, seen.said, reading, labels),
         channels_last=examination.channels_last,
         head=seen.head,
-        paths=_paths(entry, module, default, kind, device, seen.head, reading, kept),
+        paths=compiled_paths(
+            entry, module, default, kind, device, seen.head, reading, kept, packages
+        ),
         exact=entry.mode == "auto" and device.type == "cpu",
         kept=kept,
+        packages=packages,
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         takes_text=hasattr(module, "text_target"),
         audited=audited,
@@ -255,6 +267,7 @@ def _answering(entry: ModelEntry) -> ServedModel:
         paths=(),
         exact=True,
         kept=OFF.of(""),
+        packages=OFF.of(""),
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         audited=audited,
         answering=model,
@@ -699,57 +712,6 @@ def _class_count(said: Output) -> int | None:
     """Return the number of classes; None for a detector, which only names the classes it finds."""
     values = said.logits if said.segments is None else said.segments
     return None if values is None else len(values)
-
-
-def _paths(
-    entry: ModelEntry,
-    module: nn.Module,
-    layer: str | None,
-    kind: Kind,
-    device: torch.device,
-    head: PooledHead | None,
-    reading: Reading,
-    kept: KeyedCache,
-) -> tuple[CompiledPath, ...]:
-    """Return the paths that the entry allows on the device.
-
-    Raises:
-        ConfigError: if the entry asks for OpenVINO, which is not installed or cannot run the model.
-    """
-    if entry.is_graph:
-        return ()
-    runtime = entry.runtime or "auto"
-    openvino = runtime != "torch" and device.type == "cpu" and entry.dtype == "float32"
-    if runtime == "openvino" and not (openvino and is_installed()):
-        raise entry.mistake(
-            "runtime",
-            "OpenVINO is not installed; install the extra 'openvino'"
-            if openvino
-            else f"OpenVINO runs float32 models on the CPU; this one is {entry.dtype} on {device}",
-        )
-    if entry.mode == "exact" or kind == "detections" or layer is None or "#" in layer:
-        return ()  # the paths have the outputs of whole modules
-    sizes = [*(2**power for power in range(entry.max_batch.bit_length())), entry.max_batch]
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    fast = entry.mode == "fast" or device.type != "cpu"  # else the maps have to be the exact ones
-    if fast and dtype == torch.float32 and _has_bfloat16(device):
-        dtype = torch.bfloat16
-    given: dict[str, Any] = {"dtype": dtype, "sizes": sizes, "head": head, "reading": reading}
-    paths: list[CompiledPath] = []
-    if fast and runtime != "openvino":
-        paths.append(FastPath(module, layer, **given))
-    if openvino and is_installed():
-        paths.append(OpenVinoPath(module, layer, **given, kept=kept))
-    return tuple(paths)
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    """Return whether the device supports bfloat16 in hardware, without emulation."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
 
 
 def imagenet() -> Labels:

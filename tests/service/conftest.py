@@ -18,7 +18,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.settings import Settings
-from service.loading import served_model
+from service.loading import paths
 from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.live import serving
@@ -40,7 +40,7 @@ here would take it for a setting."""
 
 # Converting each test's model for OpenVINO would take longer than the test; the tests of that path
 # set it back.
-setattr(served_model, "is_installed", lambda: False)  # noqa: B010 - mypy allows no assignment
+setattr(paths, "is_installed", lambda: False)  # noqa: B010 - mypy allows no assignment
 
 
 @pytest.fixture(scope="session")

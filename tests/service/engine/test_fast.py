@@ -131,7 +131,7 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
 def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.loading.served_model._has_bfloat16", lambda device: False)
+    monkeypatch.setattr("service.loading.paths._has_bfloat16", lambda device: False)
     monkeypatch.setattr(FastPath, "settle", lambda self, image: "no compiler")
     with (
         caplog.at_level(logging.WARNING),

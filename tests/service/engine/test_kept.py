@@ -18,7 +18,6 @@ from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
-from service.loading import served_model
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.service.engine.test_fast import TINY
@@ -35,7 +34,7 @@ def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[pytest.LogCaptureFixture]:
     pytest.importorskip("openvino")
-    monkeypatch.setattr(served_model, "is_installed", lambda: True)
+    monkeypatch.setattr("service.loading.paths.is_installed", lambda: True)
     # For so small a model a busy machine may find it slower.
     monkeypatch.setattr("service.engine.warming.MARGIN", 1e9)
     with caplog.at_level(logging.INFO, "service"):

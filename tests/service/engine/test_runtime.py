@@ -20,7 +20,7 @@ from cam.passes.fast import FastPath
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.engine.warming import warm_paths
-from service.loading import served_model
+from service.loading import paths as loading_paths
 from service.loading.served_model import ServedModel, load
 from service.local.app import create_app
 from service.models.catalog import ModelEntry
@@ -33,7 +33,7 @@ COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr(served_model, "is_installed", lambda: True)
+    monkeypatch.setattr(loading_paths, "is_installed", lambda: True)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_model_that_openvino_cannot_run_is_served_as_it_is(
 def test_what_an_entry_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="runs the model as it is, in PyTorch"):
         ModelEntry(name="m", mode="exact", runtime="openvino", **COMMON)
-    monkeypatch.setattr(served_model, "is_installed", lambda: False)
+    monkeypatch.setattr(loading_paths, "is_installed", lambda: False)
     wanted = ModelEntry(name="m", runtime="openvino", **COMMON)
     with pytest.raises(ConfigError, match="install the extra 'openvino'"):
         load(wanted)
@@ -105,7 +105,7 @@ def test_what_an_entry_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("units", [False, True])
 def test_the_paths_of_each_mode(units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_model, "_has_bfloat16", lambda device: units)
+    monkeypatch.setattr(loading_paths, "_has_bfloat16", lambda device: units)
     half = torch.bfloat16 if units else torch.float32
 
     def paths(**given: Any) -> list[tuple[str, torch.dtype]]:
