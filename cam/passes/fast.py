@@ -185,17 +185,18 @@ class FastPath(CompiledPath):
                     self._copy, signals, questions, logits, filled, self._reading, count=count
                 )
 
-    def package(self, images: Tensor) -> bytes:
+    def package(self, shape: Sequence[int]) -> bytes:
         """Return the forward pass for a batch of this size, compiled ahead of time for this device
         and processor: a file that `cam.passes.packaged.PackagedPath` runs. It takes half a minute
         and more, and a C++ compiler.
 
         Args:
-            images: float (B, C, H, W), on the model's device.
+            shape: (B, C, H, W) of the images.
         """
         from torch._inductor import aoti_compile_and_package
 
-        filled = padded(images, [len(images)], self.dtype)
+        device = next(self._copy.parameters()).device
+        filled = padded(torch.zeros(*shape, device=device), shape[:1], self.dtype)
         with TemporaryDirectory() as folder, torch.no_grad():
             program = torch.export.export(self._probed, (filled, None))
             file = aoti_compile_and_package(

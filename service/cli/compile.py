@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import torch
-
 from cam.passes.fast import FastPath
 from service.core.disk_cache import MOST_BYTES, DiskCache
 from service.core.errors import ConfigError, one_line
@@ -76,11 +74,10 @@ def compile_packages(model: ServedModel, sizes: Sequence[int]) -> Iterator[tuple
         head=model.head,
         reading=model.reading,
     )
-    size_of = model.preprocessing
-    image = torch.zeros(1, 3, size_of.height, size_of.width, device=model.device, dtype=dtype)
+    seen = model.preprocessing
     for size in path.sizes:
         try:
-            content = path.package(image.expand(size, -1, -1, -1))
+            content = path.package((size, 3, seen.height, seen.width))
         except Exception as error:  # a compiler may raise anything
             raise ConfigError(f"{who}: {one_line(error)[:500]}") from None
         name = package_record(model.default, dtype, size)

@@ -27,7 +27,7 @@ def test_a_package_says_what_the_model_says() -> None:
     fast = FastPath(
         *(model, "relu2"), dtype=torch.float32, sizes=[2], compile=False, head=head, reading=reading
     )
-    files = {2: fast.package(images(2))}
+    files = {2: fast.package(images(2).shape)}
     path = PackagedPath(files, "relu2", dtype=torch.float32, head=head, reading=reading)
     path.settle(images(1))
     asked = [Question((ClassTarget(1),), "gradcam++", ("relu2",))]

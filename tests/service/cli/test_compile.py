@@ -105,12 +105,12 @@ def test_what_cannot_be_compiled_is_refused(
 def test_without_a_cache_or_a_compiler_it_says_so(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(FastPath, "package", lambda path, images: 1 / 0)
+    monkeypatch.setattr(FastPath, "package", lambda path, shape: 1 / 0)
     (entry,) = read_catalog(models)
     model = load(entry, DiskCache(models.parent / "cache"))
     with pytest.raises(ConfigError, match="ahead of time: division by zero"):
         list(compile_packages(model, [2]))
-    monkeypatch.setattr(FastPath, "package", lambda path, images: b"code")
+    monkeypatch.setattr(FastPath, "package", lambda path, shape: b"code")
     assert list(compile_packages(model, [2])) == [(2, 4)]
     with pytest.raises(ConfigError, match="file of 0 MB cannot be kept: GRADCAM_CACHE names the"):
         list(compile_packages(load(entry), [2]))
