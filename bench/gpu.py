@@ -5,8 +5,10 @@
     python -m bench.gpu --device cpu --models resnet18 --batches 1 2 --rounds 1
 
 Each model has seeded random weights and 224 × 224 images, and is explained by Grad-CAM at its
-default layer: eager in float32 and bfloat16, and compiled in bfloat16 without and with CUDA graphs.
-Each explanation stands beside the forward pass of the same kind, taken in turns; the times are
+default layer: eager in float32 and bfloat16, by the fast path in bfloat16 (CUDA graphs on a CUDA
+device), and by the fast path that is compiled ahead of time. Each explanation stands beside the
+forward pass of the same kind, taken in turns: the fast path beside the forward pass that is not
+compiled, the compiled one beside the forward pass of `torch.compile`; the times are
 medians, with the device's queue empty before and after each. Without an accelerator nothing is
 measured, unless a device is named.
 """
@@ -20,7 +22,6 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,8 +33,9 @@ from torch import Tensor, nn
 
 from bench.record import record
 from cam import ClassTarget, Question
-from cam.passes.fast import FastPath
+from cam.passes.fast import CompiledPath, FastPath
 from cam.passes.onepass import explain_batch
+from cam.passes.packaged import PackagedPath
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 
@@ -46,8 +48,8 @@ BATCHES = (1, 8, 32, 128)
 DOCUMENT = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- bench.gpu -->\n", "<!-- end of bench.gpu -->\n"
 """Lines of the document between which the table stands."""
-EAGER, COMPILED = ("float32", "bfloat16"), ("compiled", "graphs")
-COLUMNS = (*EAGER, *COMPILED)
+EAGER, FAST, COMPILED = ("float32", "bfloat16"), ("fast",), ("compiled",)
+COLUMNS = (*EAGER, *FAST, *COMPILED)
 Run = Callable[[], object]
 
 
@@ -83,7 +85,7 @@ def measured(arguments: argparse.Namespace, device: torch.device) -> Iterator[li
     until = perf_counter() + arguments.within
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     models: dict[str, ServedModel] = {}
-    for kinds in (EAGER, COMPILED):
+    for kinds in (EAGER, FAST, COMPILED):
         for named in arguments.models:
             source = named if ":" in named else f"torchvision:{named}"
             for batch in sorted(arguments.batches, reverse=True):
@@ -126,35 +128,25 @@ def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict
     the median of the rounds' ratios."""
     questions = [Question((ClassTarget(),), "gradcam", (model.default,))] * len(images)
     head, reading = model.head, model.reading
-    graphs = _graphs() if kind == "graphs" else nullcontext()
-    with graphs:
-        if kind in ("compiled", "graphs"):
-            path = FastPath(
-                model.module,
-                model.default,
-                dtype=torch.bfloat16,
-                sizes=[len(images)],
-                head=head,
-                reading=reading,
-            )
-            plain = torch.compile(_recast(model.module, torch.bfloat16), dynamic=False)
-            given = images.bfloat16().contiguous(memory_format=torch.channels_last)
-            runs: list[Run] = [
-                lambda: _forward(plain, given),
-                lambda: list(path.explain(images, questions)),
-            ]
-        else:
-            module = _recast(model.module, getattr(torch, kind))
-            given = images.to(getattr(torch, kind)).contiguous(memory_format=torch.channels_last)
-            runs = [
-                lambda: _forward(module, given),
-                lambda: list(explain_batch(module, given, questions, head=head, reading=reading)),
-            ]
-        seconds: list[list[float]] = []
-        for turn in range(rounds + 3):
-            each = [_seconds(run, images.device) for run in runs]
-            if turn > 2:
-                seconds.append(each)
+    module = _recast(model.module, torch.float32 if kind == "float32" else torch.bfloat16)
+    given = images.to(torch.float32 if kind == "float32" else torch.bfloat16)
+    given = given.contiguous(memory_format=torch.channels_last)
+    forward: Callable[[Tensor], object] = module
+    if kind in FAST + COMPILED:
+        path = _path(model, images, kind)
+        if kind in COMPILED:
+            forward = torch.compile(module, dynamic=False)
+        explain: Run = lambda: list(path.explain(images, questions))  # noqa: E731
+    else:
+        explain = lambda: list(  # noqa: E731
+            explain_batch(module, given, questions, head=head, reading=reading)
+        )
+    runs: list[Run] = [lambda: _forward(forward, given), explain]
+    seconds: list[list[float]] = []
+    for turn in range(rounds + 3):
+        each = [_seconds(run, images.device) for run in runs]
+        if turn > 2:
+            seconds.append(each)
     return {
         "forward": 1000 * statistics.median(each[0] for each in seconds),
         "explain": 1000 * statistics.median(each[1] for each in seconds),
@@ -163,11 +155,32 @@ def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict
     }
 
 
-@contextmanager
-def _graphs() -> Iterator[None]:
-    """Compile with CUDA graphs in the block."""
-    with torch._inductor.config.patch({"triton.cudagraphs": True}):
-        yield
+def _path(model: ServedModel, images: Tensor, kind: str) -> CompiledPath:
+    """Return a fast path that is ready for batches of the images' size.
+
+    Raises:
+        RuntimeError: if it cannot be used, with the reason.
+    """
+    path: CompiledPath = FastPath(
+        model.module,
+        model.default,
+        dtype=torch.bfloat16,
+        sizes=[len(images)],
+        compile=kind in FAST,
+        head=model.head,
+        reading=model.reading,
+    )
+    if kind in COMPILED:
+        if model.head is None:
+            raise RuntimeError("the head is not linear behind the mean of a layer")
+        assert isinstance(path, FastPath)
+        files = {len(images): path.package(images.shape)}
+        path = PackagedPath(
+            files, path.layer, dtype=path.dtype, head=model.head, reading=model.reading
+        )
+    if (why := path.settle(images[:1])) and kind in FAST:
+        raise RuntimeError(why)
+    return path
 
 
 def _recast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
