@@ -20,7 +20,8 @@ may not happen in a recording."""
 
 
 class Graphed:
-    """Replays a module's forward pass and the gradient at its probe.
+    """Replays a module's forward pass and the gradient at its probe. The recordings share their
+    memory, so that several take little more than the largest one.
 
     Args:
         module: takes images and a probe, or None, and returns logits and an activation. It must do
@@ -30,6 +31,7 @@ class Graphed:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._recorded: dict[torch.Size, _Recording] = {}
+        self._pool: Any = None
 
     def __call__(self, images: Tensor, probe: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the logits and the activation.
@@ -41,7 +43,9 @@ class Graphed:
         """
         recording = self._recorded.get(images.shape)
         if recording is None:
-            recording = self._recorded[images.shape] = _Recording(self._module, images, probe)
+            recording = _Recording(self._module, images, probe, self._pool)
+            self._pool = recording.pool
+            self._recorded[images.shape] = recording
         if probe is None:
             return recording.forward(images)
         logits, activation = _Replayed.apply(probe, images, recording)
@@ -52,15 +56,15 @@ class _Recording:
     """The graphs of one shape. Their tensors lie at fixed places, so that what a replay returns is
     a copy: the next replay writes into the same places."""
 
-    def __init__(self, module: nn.Module, images: Tensor, probe: Tensor | None) -> None:
+    def __init__(self, module: nn.Module, images: Tensor, probe: Tensor | None, pool: Any) -> None:
         self._images = images.clone()
         self._probe = None if probe is None else probe.detach().clone().requires_grad_()
         self._module = module
         self._warm_up()
-        self._replay_forward = _record(self._run, images.device)
+        self._replay_forward, self.pool = _record(self._run, images.device, pool)
         if self._probe is not None:
             self._slope = torch.ones_like(self._logits)
-            self._replay_backward = _record(self._differentiate, images.device)
+            self._replay_backward, _ = _record(self._differentiate, images.device, self.pool)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         self._images.copy_(images)
@@ -116,10 +120,17 @@ class _Replayed(torch.autograd.Function):
         return ctx.recording.backward(slopes[0]), None, None
 
 
-def _record(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Record what `work` does on the card, and return what does it again."""
+def _record(
+    work: Callable[[], None], device: torch.device, pool: Any
+) -> tuple[Callable[[], None], Any]:
+    """Record what `work` does on the card. Return what does it again, and the pool of its memory.
+
+    Args:
+        pool: the pool of an earlier recording, which does not run at the same time; or None.
+    """
     graph = torch.cuda.CUDAGraph()
     # Other threads answer by the unchanged model meanwhile, and may allocate.
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    with torch.cuda.device(device), recording:
         work()
-    return lambda: graph.replay()
+    return lambda: graph.replay(), graph.pool()

@@ -10,6 +10,8 @@ import torch
 import torchvision
 
 from cam import Answer, ClassTarget, Question, explain_batch, spearman
+from cam.hooks.grids import Grid
+from cam.methods.head import pooled_head
 from cam.passes.fast import FastPath
 from service.backend.work import Explain
 from service.core.errors import Unavailable
@@ -107,15 +109,19 @@ async def test_a_kernel_that_hangs_costs_its_own_request(device: torch.device) -
 
 
 @pytest.mark.slow
-def test_the_fast_path_of_the_device(device: torch.device) -> None:
-    """Compiled, in bfloat16 on an accelerator: its maps agree with the exact ones in batches that
-    fill a compiled size and in those that do not."""
+@pytest.mark.parametrize("headed", [False, True])
+def test_the_fast_path_of_the_device(headed: bool, device: torch.device) -> None:
+    """Compiled or recorded, in bfloat16 on an accelerator: its maps agree with the exact ones in
+    batches that fill a compiled size and in those that do not."""
     torch.manual_seed(0)
     module = torchvision.models.resnet18(weights=None).eval().to(device)
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(4, 3, 64, 64, generator=generator).to(device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    path = FastPath(module, "layer4", dtype=dtype, sizes=[1, 2, 4])
+    grid = Grid("channels first", 2, 2)
+    head = pooled_head(module, images[:1], "layer4", grid) if headed else None
+    path = FastPath(module, "layer4", dtype=dtype, sizes=[1, 2, 4], head=head)
+    assert path.settle(images[:1]) is None or device.type == "cpu"
     for count in (1, 3, 4):
         questions = [Question((ClassTarget(3),), "gradcam", ("layer4",))] * count
         fast = path.explain(images[:count], questions)

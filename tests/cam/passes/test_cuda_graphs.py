@@ -25,8 +25,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of what was recorded."""
     names: list[str] = []
 
-    def record(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    def record(
+        work: Callable[[], None], device: torch.device, pool: str | None
+    ) -> tuple[Callable[[], None], str]:
         of = work.__self__  # type: ignore[attr-defined]
+        assert pool == ("pool" if names else None)
         names.append(work.__name__)
         work()
         places = {name: getattr(of, name) for name in RESULTS if hasattr(of, name)}
@@ -39,7 +42,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 if name == "_gradient":
                     setattr(of, name, place)
 
-        return replay
+        return replay, "pool"
 
     monkeypatch.setattr(cuda_graphs, "_record", record)
     monkeypatch.setattr(cuda_graphs._Recording, "_warm_up", lambda recording: None)
