@@ -22,6 +22,7 @@ from tests.chaos.crops import Crops, crops
 from tests.chaos.finding import Finding
 from tests.chaos.remains import most_attempts, remains
 from tests.chaos.stage import Client, Stage, photo, plain, staged, until_ready
+from tests.waiting import until_async
 
 EMBEDDED = """
 name = "lite"
@@ -265,6 +266,9 @@ async def deadly(scale: float) -> list[Finding]:
             counts = (await until_done(client, job))["counts"]
             took = time.monotonic() - begun
             failed = [line for line in await lines_of(client, job) if "error" in line]
+        # The job may end before the engine that follows the last one is there.
+        with suppress(AssertionError):
+            await until_async(lambda: len(lives) > HOPELESS, 30)
         watching.cancel()
         await asyncio.wait([watching])
     why = failed[0]["error"] if failed else "nothing"
