@@ -128,9 +128,9 @@ def compared(model: ServedModel, images: Tensor, kind: str, rounds: int) -> dict
     the median of the rounds' ratios."""
     questions = [Question((ClassTarget(),), "gradcam", (model.default,))] * len(images)
     head, reading = model.head, model.reading
-    module = _recast(model.module, torch.float32 if kind == "float32" else torch.bfloat16)
-    given = images.to(torch.float32 if kind == "float32" else torch.bfloat16)
-    given = given.contiguous(memory_format=torch.channels_last)
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    module = _recast(model.module, dtype)
+    given = images.to(dtype).contiguous(memory_format=torch.channels_last)
     forward: Callable[[Tensor], object] = module
     if kind in FAST + COMPILED:
         path = _path(model, images, kind)

@@ -169,8 +169,6 @@ class FastPath(CompiledPath):
             )
         filled = padded(images, self.sizes, self.dtype)
         with torch.inference_mode(False), self._preparing(len(filled)):
-            # Autograd does not accept inference tensors in a graph.
-            filled = filled.clone() if filled.is_inference() else filled
             if self._head:
                 with torch.no_grad():
                     logits, activation = self._run(filled, None)
@@ -237,14 +235,16 @@ class FastPath(CompiledPath):
         return zeros.requires_grad_()
 
 
+@torch.inference_mode(False)
 def padded(images: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a batch in `dtype`, channels last, with images of zeros behind it: as many as the next
-    of the ascending sizes."""
+    of the ascending sizes. It is not an inference tensor: autograd accepts none in a graph."""
     size = next(capacity for capacity in sizes if capacity >= len(images))
     filled = images.to(dtype)
     if size > len(images):
         filled = torch.cat([filled, filled.new_zeros(size - len(images), *images.shape[1:])])
-    return filled.contiguous(memory_format=torch.channels_last)
+    filled = filled.contiguous(memory_format=torch.channels_last)
+    return filled.clone() if filled.is_inference() else filled
 
 
 class _Probed(nn.Module):

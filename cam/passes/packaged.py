@@ -64,7 +64,6 @@ class PackagedPath(CompiledPath):
         """
         count, filled = len(images), padded(images, self.sizes, self.dtype)
         with torch.inference_mode(False), torch.no_grad():
-            filled = filled.clone() if filled.is_inference() else filled
             logits, activation = self._run[len(filled)](filled, None)
         return answer_by_head(
             self._head, questions, activation[:count], logits[:count], images, self._reading

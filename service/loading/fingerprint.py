@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -46,21 +47,28 @@ def fingerprint_of(
     return digest.hexdigest()
 
 
-def key_of(
-    entry: ModelEntry, module: nn.Module, preprocessing: Preprocessing, device: torch.device
-) -> str:
-    """Return a hexadecimal digest of everything that decides what is found out about a model: its
-    entry, modules and weights, the versions of the packages and of this code, and the processor."""
-    digest = hashlib.blake2b(digest_size=16)
+def keys_of(
+    entries: Iterable[ModelEntry],
+    module: nn.Module,
+    preprocessing: Preprocessing,
+    device: torch.device,
+) -> list[str]:
+    """Return for each form of a model's entry a hexadecimal digest of everything that decides what
+    is found out about the model: the entry, modules and weights, the versions of the packages and
+    of this code, and the processor."""
     config = getattr(module, "config", None)  # of Hugging Face: what the modules do not show
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    told = entry.model_dump_json(exclude=UNIMPORTANT)
-    said = (told, preprocessing, device.type, card, str(config))
-    digest.update(f"{said}|{_surroundings()}|".encode())
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{(preprocessing, device.type, card, str(config))}|{_surroundings()}|".encode())
     for name, part in module.named_modules():
         digest.update(f"{name} {type(part).__module__} {type(part).__qualname__}|".encode())
     _add_weights(digest, module)
-    return digest.hexdigest()
+    keys = []
+    for entry in entries:
+        own = digest.copy()
+        own.update(f"|{entry.model_dump_json(exclude=UNIMPORTANT)}".encode())
+        keys.append(own.hexdigest())
+    return keys
 
 
 @cache

@@ -69,9 +69,9 @@ def _packages(kept: KeyedCache, layer: str, dtype: torch.dtype, most: int) -> di
     """Return the files that `gradcam compile` has kept, by their sizes; none if batches of `most`
     images would be too large for them."""
     sizes = json.loads(kept.read(sizes_record(layer, dtype)) or "[]")
-    found = {size: kept.read(package_record(layer, dtype, size)) for size in sizes}
     if max(sizes, default=0) < most:
         return {}
+    found = {size: kept.read(package_record(layer, dtype, size)) for size in sizes}
     return {size: each for size, each in found.items() if each} if all(found.values()) else {}
 
 

@@ -45,7 +45,7 @@ from service.loading.answering import answering, is_answering
 from service.loading.class_mixture import ClassMixture
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
-from service.loading.fingerprint import fingerprint_of, key_of
+from service.loading.fingerprint import fingerprint_of, keys_of
 from service.loading.graph import Chain
 from service.loading.huggingface import is_transformers_model
 from service.loading.memory import NONE, Activations, activations, fitted
@@ -168,9 +168,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     log.info("model %s: built in %.1f s", entry.name, perf_counter() - started)
     shape = (1, 3, preprocessing.height, preprocessing.width)
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    kept = cache.of(key_of(entry, module, preprocessing, device))
-    plain = entry.model_copy(update=ANYWHERE)
-    packages = cache.of(key_of(plain, module, preprocessing, device))
+    forms = entry, entry.model_copy(update=ANYWHERE)
+    kept, packages = map(cache.of, keys_of(forms, module, preprocessing, device))
     known = None if entry.source.startswith("factory:") else recalled(kept)
     need = known.activations if known else _need(entry, module, shape, dtype)
     entry = fitted(entry, need, size_of(image), device, examined=known is not None)

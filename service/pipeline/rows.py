@@ -69,7 +69,8 @@ SCHEMA: Final = pa.schema(
 )
 """Of a folder's manifest and a job's Parquet file; `service.core.glossary` says what each is."""
 HALVES: Final = np.dtype("<f2")
-"""Of the column `used`, which has a thousand numbers and more."""
+"""Type of the numbers in the column `used`. A row may have more than a thousand of them, and
+float32 would take twice the bytes."""
 MOST_HALF: Final = float(np.finfo(np.float16).max)
 DECODER: Final = "the decoder says: "
 """Before each of its warnings."""
