@@ -28,7 +28,8 @@ serve: .venv/serve ## install, and serve on HOST and PORT (http://127.0.0.1:8000
 
 # Workers share the processor, so each computes with one thread; a file's tests stay together,
 # because they share what they load.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# A test that hangs fails, and a run that would take too long ends and says what has failed so far.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 # Quick tests wait as much as they compute: half as many processes again as cores take 178 s, not 295.
 BUSY := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + cores / 2 : 4))) --dist loadfile
@@ -41,7 +42,7 @@ test: lint types ## format, lint, types, and the tests that one waits for
 # Ray where it is installed; and every rehearsed attack.
 check: .venv/test .venv/weights $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, a quarter of an hour
 	$(PYTEST) $(PARALLEL) -m slow --ignore tests/chaos
-	$(PYTEST) tests/chaos
+	$(PYTEST) $(BUSY:loadfile=load) tests/chaos
 
 # The tests in a random order, with one, two and four threads: what one leaves behind, or takes
 # from another, fails here. THREADS names other numbers, SEED repeats an order that failed.

@@ -150,7 +150,8 @@ async def answers(scale: float) -> list[Finding]:
                         name,
                         f"{allowed}; ≤ {most / 1e6:.0f} MB; {PROBES}",
                         f"{said}; {seen}",
-                        kept and seen.is_within(most, scale),
+                        kept and seen.is_within(most),
+                        seen.timely,
                     )
                 )
 

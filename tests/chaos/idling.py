@@ -67,7 +67,8 @@ async def _idle(
         f"{opened:,} idle connections to {where}, {DESCRIPTORS:,} descriptors a process",
         f"others are answered with 200; {PROBES} at other ports; no process ends",
         f"{said + '; ' if said else ''}{seen}",
-        statuses.keys() <= {"200"} and seen.is_within(MOST_BYTES, scale),
+        statuses.keys() <= {"200"} and seen.is_within(MOST_BYTES),
+        seen.timely,
     )
 
 

@@ -12,8 +12,6 @@ from tests.chaos.stage import Client, NoReply, photo, staged, until_ready
 
 CLIENTS = 8
 SETTLE_SECONDS = 0.7
-SLACK = 3
-"""Where it is rehearsed beside other work."""
 
 
 class Load:
@@ -90,8 +88,8 @@ async def killed(scale: float) -> list[Finding]:
                     f"{max(took):.1f} s at most; {len(load.lost)} in flight lost their "
                     f"connection, {later} of those sent later; {load.statuses[200]} answered, "
                     f"{load.statuses[503]} × 503, {load.refused} connections refused",
-                    max(took) <= most * (1 if scale >= 1 else SLACK)
-                    and not (later or failed or load.refused or lost_too_many),
+                    not (later or failed or load.refused or lost_too_many),
+                    max(took) <= most,
                 )
             )
     return findings
@@ -120,8 +118,9 @@ async def drained(scale: float) -> list[Finding]:
             "0 accepted requests dropped, exit 0, ≤ 25 s",
             f"{lost} dropped of {sum(statuses.values()) + lost} ({statuses[200]} answered, "
             f"{statuses[503]} × 503); exit codes {dict(codes)}; {max(took):.1f} s at most",
-            # Rehearsed beside other tests, a client may sleep beyond the time that an idle
-            # connection is kept open for it.
-            lost <= (0 if scale >= 1 else times) and set(codes) == {0} and max(took) <= 25,
+            set(codes) == {0},
+            # On a busy machine a client may sleep beyond the time that an idle connection is kept
+            # open for it.
+            not lost and max(took) <= 25,
         )
     ]

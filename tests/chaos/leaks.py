@@ -7,25 +7,27 @@ from collections import Counter
 
 import numpy as np
 
-from tests.chaos.finding import Finding, slack
+from tests.chaos.finding import Finding
 from tests.chaos.stage import Client, photo, staged
 
 AT_ONCE = 16
-WARMING = 4_000
+WARMING, REHEARSED_WARMING = 4_000, 2_000
 """Least number of requests before the first look: pools of threads and connections grow until as
 many requests as ever have been in progress at one moment."""
 LOOKS = 3
 SAMPLES = 40
-SLOPE = 1.0
-"""Megabytes for each 10,000 requests."""
+SLOPE, REHEARSED_SLOPE = 1.0, 12.0
+"""Megabytes for each 10,000 requests. Of few requests the slope is mostly noise."""
 PATH = "/v1/models/{}:explain"
 
 
 async def leaks(scale: float) -> list[Finding]:
     """The service, and beside it one whose model leaks, which has to be caught."""
     count = int(50_000 * scale)
-    found = await _measure("watched", count, slack(scale))
-    control = await _measure("leaky", min(count, 4_000), slack(scale))
+    most = SLOPE if scale >= 1 else REHEARSED_SLOPE
+    warming = WARMING if scale >= 1 else REHEARSED_WARMING
+    found = await _measure("watched", count, max(count // 20, warming), most)
+    control = await _measure("leaky", min(count, 4_000), warming // 10, most)
     kept = found.caught == []
     return [
         Finding(
@@ -47,10 +49,10 @@ class Behind:
     """What stayed."""
 
     def __init__(
-        self, slope: float, hooks: int, descriptors: int, threads: int, patience: float
+        self, slope: float, hooks: int, descriptors: int, threads: int, most: float
     ) -> None:
         self.slope, self.hooks = slope, hooks
-        self._most = SLOPE * patience  # of few requests the slope is mostly noise
+        self._most = most
         self.descriptors, self.threads = descriptors, threads
 
     @property
@@ -70,10 +72,10 @@ class Behind:
         )
 
 
-async def _measure(model: str, count: int, patience: float) -> Behind:
+async def _measure(model: str, count: int, warming: int, most: float) -> Behind:
     with staged(model, cache_bytes="100000") as stage:
         async with Client(stage.port) as client:
-            await _ask(client, model, 0, max(count // 20, WARMING))
+            await _ask(client, model, 0, warming)
             await asyncio.sleep(7)  # idle connections and spare memory are given back
             hooks, before = stage.hooks, stage.vitals()
             resident = []
@@ -91,7 +93,7 @@ async def _measure(model: str, count: int, patience: float) -> Behind:
             stage.hooks - hooks,
             after.descriptors - before.descriptors,
             after.threads - before.threads,
-            patience,
+            most,
         )
 
 

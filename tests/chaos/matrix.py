@@ -103,7 +103,8 @@ async def _row(scene: Scene, way: Way, name: str, attack: Attack) -> Finding:
         f"{way.name}: {name}",
         f"{ALLOWED[name]}; ≤ {most / 1e6:.0f} MB; {PROBES}",
         f"{said}{outcome.note and '; ' + outcome.note}{honest}; {seen}",
-        outcome.kept and not honest and seen.is_within(most, scene.scale),
+        outcome.kept and not honest and seen.is_within(most),
+        seen.timely,
     )
 
 

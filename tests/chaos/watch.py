@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from tests.chaos.finding import share, slack
+from tests.chaos.finding import share
 from tests.chaos.probing import Probes
 from tests.chaos.stage import Stage, until_ready
 
@@ -53,10 +53,13 @@ class Seen:
             f"{f'; {self.killed} processes killed' if self.killed else ''}; {self.seconds:.1f} s"
         )
 
-    def is_within(self, most: float, scale: float) -> bool:
+    def is_within(self, most: float) -> bool:
         """Whether no process has grown by more bytes, none was killed, and probes were answered."""
-        late = max(self.late, default=0) > MOST_PROBE_SECONDS * slack(scale)
-        return self.peak.bytes <= most and not (late or self.unwell or self.killed)
+        return self.peak.bytes <= most and not (self.unwell or self.killed)
+
+    @property
+    def timely(self) -> bool:
+        return max(self.late, default=0) <= MOST_PROBE_SECONDS
 
 
 class Watch:
