@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 
 import torch
 import torchvision
@@ -61,15 +62,24 @@ class OfModules(Small):
 
 
 class Slow(Small):
-    """A forward pass takes some seconds more, however many images it holds."""
+    """A forward pass takes some seconds more, however many images it holds. The dozens of passes
+    with which a service examines a model do not: every start would take half a minute."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
+        if not _is_examined():
+            time.sleep(self.seconds)
         return super().forward(x)
+
+
+def _is_examined() -> bool:
+    """Whether the pass is one of a service that loads the model."""
+    loading = "service.loading.served_model", "load"
+    calls = (frame for frame, _ in traceback.walk_stack(None))
+    return any((call.f_globals.get("__name__"), call.f_code.co_name) == loading for call in calls)
 
 
 def order(count: int) -> Tensor:
@@ -106,6 +116,22 @@ class Tokens(nn.Module):
 def small(*, inplace: bool = False, seed: int = 0) -> Small:
     torch.manual_seed(seed)
     return Small(inplace=inplace).eval()
+
+
+def as_after_training(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give each norm statistics and weights as a training leaves them: those of a new one change
+    nothing, which hides faults."""
+    generator = torch.Generator().manual_seed(seed)
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.normal_(norm.running_mean, 0, 0.3, generator)  # type: ignore[arg-type]
+            nn.init.uniform_(norm.running_var, 0.5, 2, generator)  # type: ignore[arg-type]
+        if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm) and (
+            norm.weight is not None
+        ):
+            nn.init.uniform_(norm.weight, 0.5, 1.5, generator)
+            nn.init.normal_(norm.bias, 0, 0.3, generator)
+    return model.eval()
 
 
 def images(count: int = 2, *, seed: int = 1, size: int = 8) -> Tensor:
