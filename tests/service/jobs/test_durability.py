@@ -237,8 +237,7 @@ def test_who_could_not_be_heard_itself_takes_nobody_for_dead(
             away = False
             await asyncio.sleep(1.0)
             assert "other" in desk.store.runners()  # though silent for 3.4 s, and more
-            await asyncio.sleep(2.5)
-            assert desk.store.runners() == {"me"}
+            await until_async(lambda: desk.store.runners() == {"me"}, 30)
 
     asyncio.run(run())
 

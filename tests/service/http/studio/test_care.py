@@ -22,8 +22,7 @@ GROWTH = 1.1
 """How much more memory a page may hold after a long session."""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
 def test_nothing_stands_in_the_way(
     browser: Browser, address: str, cat: bytes, scheme: Literal["light", "dark"], width: int
 ) -> None:
