@@ -242,8 +242,9 @@ def corners_of(boxes: Tensor) -> Tensor:
 
 
 def are_shares(values: Tensor) -> bool:
-    """Return whether all values are in 0 … 1; NaN values are ignored."""
-    return not bool(((values < 0) | (values > 1)).any())
+    """Return whether all values are in 0 … 1, up to rounding; NaN values are ignored."""
+    slack = max(1e-5, 2 * torch.finfo(values.dtype).eps)
+    return not bool(((values < -slack) | (values > 1 + slack)).any())
 
 
 def _are_sides(values: Tensor) -> bool:

@@ -22,6 +22,7 @@ from torch.autograd.graph import Node
 
 from cam.errors import UnsuitedActivation
 from cam.hooks.inference import evaluating
+from cam.outputs.detection_forms import are_shares
 from cam.outputs.output import Output
 from cam.outputs.outputs import one_each, outputs_of, size_of
 from cam.outputs.reading import (
@@ -224,7 +225,7 @@ class _Trial:
             values = first if scale is None else self._outputs(self._noise(scale, turn))
             if values is None or not values.isfinite().all():
                 continue
-            if not _are_shares(values):
+            if not are_shares(values):
                 return []
             outputs.append(values)
         return outputs
@@ -255,7 +256,7 @@ class _Trial:
                         values = self._outputs(base)
                     if values is None or plain is None or not values.isfinite().all():
                         continue
-                    if not _are_shares(values):
+                    if not are_shares(values):
                         return False
                     moved |= bool((values - plain).abs().max() > 1e-3)
             if moved:
@@ -269,7 +270,7 @@ class _Trial:
             return False
         outputs = [self._outputs(self._noise(scale, turn)) for turn, scale in enumerate(HUGE)]
         finite = [values for values in outputs if values is not None and values.isfinite().all()]
-        if not finite or not all(map(_are_shares, finite)):
+        if not finite or not all(map(are_shares, finite)):
             return False
         values = torch.cat(finite)
         return bool(values.min() < 0.01) and bool(values.max() > 0.99)
@@ -327,12 +328,6 @@ class _Trial:
 
 
 _SEVERAL: Final = "the model has several outputs and ends in no softmax or sigmoid"
-
-
-def _are_shares(values: Tensor) -> bool:
-    """Return whether all values are in 0 … 1, up to rounding."""
-    slack = max(1e-5, 2 * torch.finfo(values.dtype).eps)
-    return bool(((values >= -slack) & (values <= 1 + slack)).all())
 
 
 def _add_up(values: Tensor) -> bool:

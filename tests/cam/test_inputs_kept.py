@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import cam
 from cam import ClassTarget, Question
 from cam.passes.batch_dependence import conduct_of
+from tests.cam.nets import as_after_training
 
 LAYER = "features.6"
 CLASS = ClassTarget(1)
@@ -40,11 +41,7 @@ class Normalising(nn.Module):
         seeded = torch.Generator().manual_seed(3)
         for parameter in self.parameters():
             parameter.data = torch.randn(parameter.shape, generator=seeded) * 0.3
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean = torch.randn(module.num_features, generator=seeded) * 0.2
-                module.running_var = torch.rand(module.num_features, generator=seeded) + 0.5
-        self.eval()
+        as_after_training(self)
 
     def forward(self, images: Tensor) -> Tensor:
         if self.in_place:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from cam import explain
 from cam.errors import MethodUnsuited
-from tests.cam.nets import hook_count, images, small
+from tests.cam.nets import as_after_training, hook_count, images, small
 
 
 class Plain(nn.Module):
@@ -76,14 +76,7 @@ def networks() -> dict[str, nn.Module]:
         "resnet10t of timm": timm.create_model("resnet10t"),
         "small": small(inplace=True),
     }
-    for model in found.values():
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                nn.init.normal_(module.running_mean)  # type: ignore[arg-type]
-                nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
-                nn.init.normal_(module.bias, std=0.1)
-        model.eval()
-    return found
+    return {name: as_after_training(model) for name, model in found.items()}
 
 
 @pytest.mark.slow
@@ -122,10 +115,7 @@ def test_parametrised_layers_keep_their_biases(norm: Callable[[nn.Module], nn.Mo
 
 def test_normalised_vectors_add_their_biases_too() -> None:
     torch.manual_seed(3)
-    norm = nn.BatchNorm1d(6)
-    nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
-    nn.init.uniform_(norm.running_var, 0.5, 2)  # type: ignore[arg-type]
-    nn.init.normal_(norm.bias)
+    norm = as_after_training(nn.BatchNorm1d(6))
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3),
         nn.ReLU(),
@@ -170,15 +160,7 @@ def test_whatever_adds_a_bias_is_complete(layers: list[nn.Module]) -> None:
         nn.ReLU(),
         nn.Linear(5, 3),
     ).eval()
-    norm = model[1]
-    if isinstance(norm, nn.BatchNorm2d):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        nn.init.normal_(norm.running_mean)
-        nn.init.uniform_(norm.running_var, 0.5, 2)
-    if isinstance(norm, nn.BatchNorm2d) and norm.affine:
-        nn.init.normal_(norm.weight)
-        nn.init.normal_(norm.bias)
+    as_after_training(model)
     (found,) = explain(model, images(1), target=1, method="fullgrad")
     assert found.completeness is not None
     assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=1e-4)
@@ -276,10 +258,7 @@ def test_the_least_share_is_no_heat() -> None:
 def test_a_normalisation_that_holds_its_rectifier_adds_its_bias_before_it() -> None:
     """timm's. Behind the rectifier the gradient is another, and the shares miss the score."""
     torch.manual_seed(3)
-    norm = timm.layers.BatchNormAct2d(4, act_layer=nn.ReLU)
-    nn.init.uniform_(norm.weight, 0.5, 2)
-    nn.init.normal_(norm.bias)
-    nn.init.normal_(norm.running_mean)
+    norm = as_after_training(timm.layers.BatchNormAct2d(4, act_layer=nn.ReLU))
     first = nn.Conv2d(3, 4, 3)
     pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
     model = nn.Sequential(first, norm, pooled).eval()

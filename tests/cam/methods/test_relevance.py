@@ -18,7 +18,7 @@ from zennit.torchvision import ResNetCanonizer
 from cam import ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.methods.relevance import TOLERANCE, lrp_problem
-from tests.cam.nets import hook_count, images, segmenter, small
+from tests.cam.nets import as_after_training, hook_count, images, segmenter, small
 
 
 def by_hand() -> nn.Sequential:
@@ -80,18 +80,7 @@ def plain() -> nn.Module:
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
     """With statistics and biases such as training leaves."""
     torch.manual_seed(3)
-    model = build()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for values, low, high in (
-                (module.weight, 0.5, 1.5),
-                (module.bias, -0.5, 0.5),
-                (module.running_mean, -0.5, 0.5),
-                (module.running_var, 0.5, 2),
-            ):
-                assert values is not None
-                nn.init.uniform_(values, low, high)
-    return model.eval()
+    return as_after_training(build())
 
 
 @pytest.mark.parametrize("build", [residual, plain])

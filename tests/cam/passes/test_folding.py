@@ -9,21 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from cam.passes.folding import fold
-from tests.cam.nets import images
-
-
-def trained_norms(model: nn.Module) -> nn.Module:
-    """Give each norm statistics and weights as after training."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for norm in model.modules():
-            if isinstance(norm, nn.BatchNorm2d):
-                size = norm.num_features
-                norm.running_mean = torch.randn(size, generator=generator)
-                norm.running_var = torch.rand(size, generator=generator) + 0.2
-                norm.weight.copy_(torch.rand(size, generator=generator) + 0.5)
-                norm.bias.copy_(torch.randn(size, generator=generator))
-    return model.eval()
+from tests.cam.nets import as_after_training, images
 
 
 @pytest.mark.parametrize(
@@ -32,7 +18,7 @@ def trained_norms(model: nn.Module) -> nn.Module:
 def test_the_outputs_stay(name: str, count: int) -> None:
     """In a DenseNet half of the norms come before their convolutions, and stay."""
     torch.manual_seed(0)
-    model = trained_norms(torchvision.models.get_model(name, weights=None))
+    model = as_after_training(torchvision.models.get_model(name, weights=None))
     x = images(2, size=64)
     layers = [each for each, _ in model.named_modules() if each.count(".") < 2 and each]
     with torch.no_grad():
@@ -75,7 +61,7 @@ def conv(**given: object) -> nn.Conv2d:
 
 @pytest.mark.parametrize("layer", ["first", "first.0"])
 def test_the_convolution_that_makes_the_layer_stays(layer: str) -> None:
-    model = trained_norms(Block(conv(), nn.BatchNorm2d(3)))
+    model = as_after_training(Block(conv(), nn.BatchNorm2d(3)))
     assert fold(model, images(1), layer) == 0
     assert fold(model, images(1), "norm") == 1
     assert isinstance(model.get_submodule("norm"), nn.Identity)
@@ -100,7 +86,7 @@ def test_what_is_not_folded(model: Block) -> None:
 
 
 def test_a_hook_at_the_norm_and_half_precision_stay() -> None:
-    model = trained_norms(Block(conv(bias=False), nn.BatchNorm2d(3))).bfloat16()
+    model = as_after_training(Block(conv(bias=False), nn.BatchNorm2d(3))).bfloat16()
     seen: list[Tensor] = []
     model.get_submodule("norm").register_forward_hook(
         lambda module, args, output: seen.append(output)

@@ -21,6 +21,7 @@ from cam.hooks.grids import Grid
 from cam.positions.locate import locate
 from cam.positions.views import Axis, View
 from tests.cam.detectors import torchvision_detector
+from tests.cam.nets import as_after_training
 
 Change = Callable[[Tensor], Tensor]
 
@@ -595,19 +596,16 @@ def test_detectors_that_resize_the_photo_and_pad_it_to_a_multiple_of_32(
         assert abs(box.left + (column + 0.5) * wide - x * width) <= 8 + wide
 
 
-def trained_norm(channels: int) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(channels)
-    nn.init.uniform_(norm.weight, 0.5, 1.5)
-    nn.init.normal_(norm.bias, 0, 0.3)
-    norm.running_mean, norm.running_var = torch.randn(channels) * 0.3, torch.rand(channels) + 0.3
-    return norm
-
-
 def digits(channels: int, end: type[nn.Module] = nn.ReLU) -> nn.Module:
     """As LeNet, for inputs of which each pixel counts."""
     parts = [
         *(nn.Conv2d(channels, 6, 5, padding=2), end(), nn.AvgPool2d(2)),
-        *(nn.Conv2d(6, 16, 5, padding=2), trained_norm(16), end(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(6, 16, 5, padding=2),
+            as_after_training(nn.BatchNorm2d(16)),
+            end(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Conv2d(16, 32, 3, padding=1), end(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     ]
     return nn.Sequential(*parts, nn.Linear(32, 10)).eval()

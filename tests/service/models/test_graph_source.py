@@ -24,6 +24,7 @@ from service.core.settings import Settings
 from service.loading.export import export
 from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
+from tests.cam.nets import as_after_training
 from tests.service.conftest import running_app, wait_until_ready
 
 onnx = pytest.importorskip("onnx")
@@ -474,18 +475,6 @@ def test_through_http(tmp_path: Path, cat: bytes) -> None:
             "/v1/models/m:explain?method=gradcam&layer=mixed", content=cat, headers=picture
         )
         assert refused.status_code == 422
-
-
-def as_after_training(net: nn.Module) -> nn.Module:
-    """Give norms statistics and weights that they do not have at the start of a training."""
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, 0, 0.2)  # type: ignore[arg-type]
-            nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
-        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, 0, 0.2)
-    return net.eval()
 
 
 def written_by_torch(net: nn.Module, file: Path, *, optimize: bool, size: int = 64) -> Path:
