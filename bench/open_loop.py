@@ -61,7 +61,8 @@ class Flood:
 
     @property
     def refusals(self) -> list[Shot]:
-        return [shot for shot in self.shots if shot.status not in (0, 200)]
+        """The answers that there is no room. A 504 comes after the deadline, and is none."""
+        return [shot for shot in self.shots if shot.status in (429, 503)]
 
     @property
     def silent(self) -> int:

@@ -76,7 +76,8 @@ async def killed(scale: float) -> list[Finding]:
                 later += sum(sent > gone + 0.05 for sent in load.lost[lost:])
             load.stop()
             await running
-            failed = {status for status in load.statuses if status not in (200, 503)}
+            # On a slow machine eight callers may be more than the service admits.
+            failed = {status for status in load.statuses if status not in (200, 429, 503)}
             # The engine's death costs no connection: what it had not answered is a 503.
             lost_too_many = load.lost if which == "engine" else []
             findings.append(
