@@ -298,7 +298,7 @@ Grad-CAM map at the default layer. `cam.explain` makes it again on both sides, s
 compare the scores and not the maps. A number is |cam − peer|, divided by the peer's value where \
 that is above 1. resnet50 and vit_b_16 have random weights. Their heads are shifted and scaled \
 until the photos have a mean probability of one half; before, it is 1, or 1 / 1000, for any \
-image. The code of the authors of RISE and of ADCC is no package, and is written here by hand. \
+image. The code of the authors of RISE and of ADCC is not a package, and is written here by hand. \
 The imputation of ROAD adds no noise on either side. The squares of infidelity and the noise of \
 sensitivity are those of cam for the seed 0. In the row "infidelity, not scaled" the map is \
 divided by the number of pixels in a square.

@@ -45,7 +45,7 @@ def probability(model: nn.Module, image: Tensor, index: int) -> float:
     return float(model(image).softmax(1)[0, index])
 
 
-# The code of RISE's authors, and of ADCC's, which are no packages, by hand
+# The code of RISE's authors, and of ADCC's, which are not packages, by hand
 
 
 def blurred(images: Tensor) -> Tensor:

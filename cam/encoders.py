@@ -46,12 +46,13 @@ def library_of(model: nn.Module, tokenizer: Any) -> Library:
         return _Transformers(tokenizer)
     if not (hasattr(model, "encode_image") and hasattr(model, "encode_text")):
         raise ModelError(
-            f"a {type(model).__name__} is no image–text model: it has neither get_image_features "
-            "and get_text_features (transformers) nor encode_image and encode_text (open_clip)"
+            f"a {type(model).__name__} is not an image–text model: it has neither "
+            "get_image_features and get_text_features (transformers) nor encode_image and "
+            "encode_text (open_clip)"
         )
     if not hasattr(tokenizer, "context_length") or not hasattr(tokenizer, "clean_fn"):
         raise ModelError(
-            f"a {type(tokenizer).__name__} is no tokenizer of open_clip; "
+            f"a {type(tokenizer).__name__} is not a tokenizer of open_clip; "
             "open_clip.get_tokenizer makes that of a model"
         )
     return _OpenClip(tokenizer)

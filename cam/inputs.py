@@ -200,7 +200,7 @@ def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> A
     is, if there is no `preprocess`.
 
     Raises:
-        InvalidImages: if there is no way to preprocess them, or if what it returns is no batch.
+        InvalidImages: if there is no way to preprocess them, or if what it returns is not a batch.
     """
     if isinstance(images, Tensor):
         if preprocess is not None:
@@ -375,14 +375,14 @@ def layers_of(model: nn.Module, layer: Layers) -> list[str]:
     `torch.compile` adds to a name may be left out of `layer`.
 
     Raises:
-        UnknownLayer: if there is no layer, if one appears twice, if a module is no part of the
+        UnknownLayer: if there is no layer, if one appears twice, if a module is not part of the
             model, or if `layer` holds something that is neither a name nor a module.
     """
     # A Sequential is a module and a sequence of modules: it is one layer.
     several = isinstance(layer, Sequence) and not isinstance(layer, str | nn.Module)
     asked: list[Any] = list(cast(Sequence[Any], layer)) if several else [layer]
     if not all(isinstance(entry, str | nn.Module) for entry in asked):
-        raise UnknownLayer(f"{str(layer)[:80]!r} is no layer's name, no module and no list of them")
+        raise UnknownLayer(f"{str(layer)[:80]!r} is not a layer's name, a module or a list of them")
     if not asked:
         raise UnknownLayer('the list of layers is empty; "auto" chooses one')
     names = [name for name, _ in model.named_modules()]

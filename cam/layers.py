@@ -49,7 +49,8 @@ class Layer:
     type: str
     """The module's class name."""
     shape: tuple[int, ...] | None
-    """Shape of the output for one image, without the batch dimension; None if it is no tensor."""
+    """Shape of the output for one image, without the batch dimension; None if the output is not a
+    tensor."""
     problem: str | None
     """Reason why no map can be made at this layer, as a clause that completes an error message;
     None if a map can be made."""
@@ -490,13 +491,13 @@ def _natural(module: nn.Module, grid: Grid | None) -> bool:
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """Return the module that an adapter wraps; None if the module is no adapter."""
+    """Return the module that an adapter wraps; None if the module is not an adapter."""
     children = [dict(module.named_children()).get(name) for name in _WRAPPED]
     return next((child for child in children if child is not None), None)
 
 
 def _shape(output: Any, location: Location | None) -> tuple[int, ...] | None:
-    """Return the shape of an output without the batch; None if it is no tensor."""
+    """Return the shape of an output without the batch; None if it is not a tensor."""
     if not isinstance(output, Tensor):
         return None
     return location.shape if location else tuple(output.shape[1:])

@@ -212,7 +212,7 @@ def _side(patches: int, tokens: int) -> int:
     """Return how many patches lie side by side in a token, which is a square of them."""
     side = math.isqrt(patches // tokens) if tokens else 0
     if not side or side**2 * tokens != patches:
-        raise ModelError(f"{tokens} image tokens are no whole squares of {patches} patches")
+        raise ModelError(f"{tokens} image tokens are not whole squares of {patches} patches")
     return side
 
 
@@ -227,7 +227,7 @@ def _of_patches(
     numbers = cells[:, 1] * columns + cells[:, 0]
     sizes = np.bincount(numbers)
     if rows * columns != tokens or len(set(sizes)) > 1:
-        raise ModelError(f"{tokens} image tokens are no grid of {rows} × {columns}")
+        raise ModelError(f"{tokens} image tokens are not a grid of {rows} × {columns}")
     patches = where[real][np.argsort(numbers, kind="stable")]
     return _mean(patches.reshape(tokens, -1, 1, 2)).reshape(rows, columns, 2)
 

@@ -37,7 +37,7 @@ def scores_of(
         region: where the heat should be, bool (H, W) of the photo's pixels: energy and pointing are
             those of `cam.evaluation.localisation`.
     """
-    assert word.map is not None  # a word without tokens is no word
+    assert word.map is not None  # a word without tokens is not a word
     photo = asked.photo
     height, width = photo.shape[:2]
     heat = resize(word.map, height, width)

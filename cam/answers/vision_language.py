@@ -234,7 +234,7 @@ class VisionLanguageModel:
         """Return the tokens of a given answer.
 
         Raises:
-            InvalidPrompt: if it is no text that the model can say, or too long.
+            InvalidPrompt: if it is not text that the model can say, or too long.
         """
         answer = self.checked(answer, "answer")
         text = answer if asked.spaced else f" {answer}"

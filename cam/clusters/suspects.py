@@ -31,7 +31,7 @@ contributions to the score add to those of the other photos and take little from
 (`Evidence.added_use`), or if it is far apart (`FAR_APART`), has no lower scores, and its photos are
 as others elsewhere. This finds marks at varying places and some that cover the photo.
 
-Photos that are known to be copies or crops of one photo are no evidence, and neither are their
+Photos that are known to be copies or crops of one photo are not evidence, and neither are their
 maps.
 
 Of a cluster whose photos show the same thing, members whose photos lack it are left out.

@@ -94,7 +94,7 @@ def population_stability(
     B bins, the index is about (1/n + 1/m) · χ² with B − 1 degrees of freedom (Yurdakul and Naranjo
     2020), so that its mean is (B − 1) · (1/n + 1/m). This is what is taken off.
 
-    By the usual reading a value below 0.1 is no change, and one above 0.25 is a great change
+    By the usual reading a value below 0.1 is not a change, and one above 0.25 is a great change
     (Siddiqi 2006).
 
     Args:

@@ -56,7 +56,7 @@ class Reference:
     made: datetime
     """When the reference was made, with a time zone."""
     classes: Classes
-    """Explained class of each photo: int32 (n), `NO_CLASS` for a target that is no class."""
+    """Explained class of each photo: int32 (n), `NO_CLASS` for a target that is not a class."""
     rows: Rows
     """float32 (n, s), in the order of `STATISTICS`. A photo whose map has no statistics has NaN in
     all columns, and one that lacks a statistic in `OPTIONAL` has NaN there."""
@@ -93,7 +93,7 @@ def reference_of(
     `window.distinct`.
 
     Args:
-        maps: the explained class of each photo, None for a target that is no class; and the
+        maps: the explained class of each photo, None for a target that is not a class; and the
             statistics of its map.
 
     Raises:
@@ -115,8 +115,8 @@ def read_reference(file: Path) -> Reference:
     """Read a reference that `Reference.write` wrote.
 
     Raises:
-        InvalidReference: if the file cannot be read, is no reference, or has values that statistics
-            cannot have.
+        InvalidReference: if the file cannot be read, is not a reference, or has values that
+            statistics cannot have.
     """
     try:
         # The number of rows is in the file's footer: a file of too many is not unpacked.
@@ -129,11 +129,11 @@ def read_reference(file: Path) -> Reference:
         said = " ".join(str(error).split())
         raise InvalidReference(f"{file} cannot be read as a reference: {said:.200}") from None
     if table is None:
-        raise InvalidReference(f"{file} is no reference: {problem}")
+        raise InvalidReference(f"{file} is not a reference: {problem}")
     told = _description(schema.metadata)
     if told is None:
         raise InvalidReference(
-            f"{file} is no reference: its metadata {KEY.decode()!r} does not tell the model, "
+            f"{file} is not a reference: its metadata {KEY.decode()!r} does not tell the model, "
             "weights, method, layer, fit and time of a reference; make it anew with `gradcam "
             "reference`"
         )
@@ -142,11 +142,11 @@ def read_reference(file: Path) -> Reference:
             table = table.append_column(name, pa.nulls(len(table), pa.float32()))
     classes, *columns = (table.column(name) for name in SCHEMA.names)
     if any(_has_nan(column) for column in columns):
-        raise InvalidReference(f"{file} is no reference: it has a NaN; a missing value is null")
+        raise InvalidReference(f"{file} is not a reference: it has a NaN; a missing value is null")
     rows = np.stack([column.to_numpy().astype(np.float32) for column in columns], axis=1)
     indices = classes.fill_null(NO_CLASS).to_numpy().astype(np.int32)
     if problem := _problem(indices, rows):
-        raise InvalidReference(f"{file} is no reference: {problem}")
+        raise InvalidReference(f"{file} is not a reference: {problem}")
     origin, made = told
     return Reference(origin, made, indices, rows)
 

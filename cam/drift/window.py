@@ -16,7 +16,7 @@ Rows = NDArray[np.float32]
 Classes = NDArray[np.int32]
 """Explained classes: int32 (n)."""
 NO_CLASS: Final = -1
-"""Stands for the class of a target that is no class."""
+"""Stands for the class of a target that is not a class."""
 DIGITS: Final = 3
 """Maps whose statistics are equal to this number of decimals are maps of the same photo."""
 
@@ -64,7 +64,7 @@ class Window:
         """Add a map, in constant time.
 
         Args:
-            index: the explained class; None for a target that is no class.
+            index: the explained class; None for a target that is not a class.
             statistics: None for a map that has none, because it is constant. Such maps are counted:
                 a model that is broken may make no other ones.
         """

@@ -109,7 +109,7 @@ def evaluate(
             A map can only be scored by metrics that make no map of a changed image.
         target: the target of a map; None for the predicted class. An explanation knows its target.
         metrics: names in `cam.METRICS`; None for `DEFAULTS`, or for those of them that can score
-            a map that is no explanation.
+            a map that is not an explanation.
         question: the question whose answer the explanation is, if it has a budget, `smooth` or
             `fuse`.
         chunk: maximum number of images in one forward pass; None for 4 on the CPU, where larger

@@ -196,7 +196,7 @@ def _order(model: nn.Module, image: Tensor) -> dict[str, int]:
     runs.
 
     Raises:
-        NotRandomisable: if one of them has weights that are no tensors.
+        NotRandomisable: if one of them has weights that are not tensors.
     """
     order: dict[str, int] = {}
 

@@ -70,7 +70,7 @@ def attending(
         last: list that the pass leaves with the queries and keys of the last attention, or None
             where it is a softmax and a product, which do not show them.
         before: list to which the pass appends, for every matrix, the scores of which it is the
-            softmax, (1, heads, N, N), or None if it is no softmax of scores that are known.
+            softmax, (1, heads, N, N), or None if it is not a softmax of scores that are known.
 
     Raises:
         MethodUnsuited: in the forward pass, at the first attention that does not join the same N
@@ -401,7 +401,7 @@ def _hides(scores: Tensor) -> bool:
 
 def _behind(matrix: Tensor, scores: Tensor) -> Tensor | None:
     """Return the scores in the order of the matrix (1, heads, N, N) that is their softmax, or None
-    if it is no softmax of them: it was changed afterwards."""
+    if it is not a softmax of them: it was changed afterwards."""
     if scores.numel() != matrix.numel():
         return None
     for turned in (scores, scores.mT):

@@ -110,7 +110,7 @@ def name_of(module: nn.Module, model: nn.Module) -> str:
     """Return the name of a module of the model, its first one if it has several.
 
     Raises:
-        UnknownLayer: if it is no part of the model, or the model itself.
+        UnknownLayer: if it is not part of the model, or the model itself.
     """
     module = getattr(module, "_orig_mod", module)
     names = (name for name, submodule in model.named_modules() if submodule is module)
@@ -118,7 +118,7 @@ def name_of(module: nn.Module, model: nn.Module) -> str:
     if name:
         return name
     what = f"the {type(module).__name__} that was given as a layer"
-    reason = "is no part of the model" if name is None else "is the whole model and no layer of it"
+    reason = "is not part of the model" if name is None else "is the whole model and no layer of it"
     raise UnknownLayer(f"{what} {reason}")
 
 

@@ -22,7 +22,7 @@ from cam.errors import LayerNotSpatial, MethodUnsuited
 Kind = Literal["channels first", "channels last", "tokens", "custom"]
 Size = tuple[int, int]
 """Height and width."""
-NO_GRID = "no grid of positions on the image"
+NO_GRID = "not a grid of positions on the image"
 STACKED = "rows for one image"
 TOKENS_FIRST = (
     "it changes the layer's output for several images, which needs (batch, tokens, channels), not "
@@ -125,7 +125,7 @@ class Location:
     """Where one layer's output lies on the image."""
 
     shape: tuple[int, ...]
-    """Shape of the output, without the batch dimension; empty if the output is no tensor."""
+    """Shape of the output, without the batch dimension; empty if the output is not a tensor."""
     grid: Grid | None
     problem: str | None = None
     """Reason why the output has no grid, as a clause that completes an error message."""

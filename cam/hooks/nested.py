@@ -28,7 +28,7 @@ def first_tensor(output: Any) -> tuple[Any, Tensor | None]:
 
 
 def in_words(output: Any) -> str:
-    """Return what a layer puts out, if it is no tensor: its type, and the shapes of its tensors."""
+    """Return the type of an output that is not a tensor, and the shapes of its tensors."""
     items = output.values() if isinstance(output, Mapping) else output
     if not isinstance(output, Mapping | tuple | list):
         items = ()

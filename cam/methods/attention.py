@@ -83,7 +83,7 @@ def agcam(subject: Subject) -> Steps:
     is r where the model reads that token alone.
 
     Raises:
-        MethodUnsuited: if the attention matrices are no softmax of scores that are known.
+        MethodUnsuited: if the attention matrices are not a softmax of scores that are known.
     """
     before: list[Tensor | None] = []
     grid, matrices, scores = _attended(subject, before=before)

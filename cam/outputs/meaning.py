@@ -210,7 +210,7 @@ class _Trial:
         if logits.ndim == 2:
             return activation, "value", "it was given, and the outputs are outside 0 … 1"
         raise UnsuitedActivation(
-            "the outputs at the pixels are not all in 0 … 1, so they are no probabilities; the "
+            "the outputs at the pixels are not all in 0 … 1, so they are not probabilities; the "
             "activation of such a segmenter is softmax or sigmoid"
         )
 
@@ -323,7 +323,7 @@ class _Trial:
             with torch.no_grad():
                 raw = self.model(image.clone())
             return logits_of(raw, self.reading, batch=len(image)).detach()
-        except Exception:  # a model may raise anything on images that are no photos
+        except Exception:  # a model may raise anything on images that are not photos
             return None
 
 

@@ -353,7 +353,7 @@ def _no_grid(shape: tuple[int, ...]) -> str:
 
 
 def no_tensor(output: Any) -> str:
-    """Return the reason why no map can be made of an output that is no tensor, as a clause."""
+    """Return the reason why no map can be made of an output that is not a tensor, as a clause."""
     return (
         f"its output is {in_words(output)}, not one tensor; name a layer inside or behind it that "
         "returns maps (batch, channels, height, width), channels last too, or tokens (batch, "

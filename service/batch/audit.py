@@ -297,7 +297,7 @@ def seconds_of(duration: str) -> float:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", duration.strip())
     if match is None or not float(match[1]):
         raise ConfigError(
-            f"{duration[:40]!r} is no duration; it is a number and s, m or h, such as 90s or 10m"
+            f"{duration[:40]!r} is not a duration; it is a number and s, m or h, such as 90s or 10m"
         )
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 

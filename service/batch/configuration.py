@@ -51,8 +51,8 @@ class RunConfiguration:
             raise ConfigError(f"--pictures={self.form}: it should be {', '.join(FORMATS)}")
         if parameters.output == "values" and self.form != "none":
             raise ConfigError(
-                "output=values is no picture: take --pictures=none; the manifest has every map's "
-                "numbers"
+                "output=values is not a picture: take --pictures=none; the manifest has every "
+                "map's numbers"
             )
 
     def parameters(self, target: str | None = None) -> Parameters:
@@ -112,7 +112,7 @@ class RunConfiguration:
             "parameters": asked,
             "form": self.form,
             **({} if photos is None else {"photos": photos}),
-            "source": os.path.abspath(source),  # noqa: PTH100 - a pattern is no path
+            "source": os.path.abspath(source),  # noqa: PTH100 - a pattern is not a path
         }
         file = self.output / RECORD
         try:

@@ -197,7 +197,7 @@ def _batches(
     try:
         with pq.ParquetFile(file, pre_buffer=False, buffer_size=BYTES) as opened:
             if not opened.schema_arrow.equals(SCHEMA):
-                raise ConfigError(f"{file} cannot be read: it is no batch's; move it away")
+                raise ConfigError(f"{file} cannot be read: it is not a batch's; move it away")
             groups = [
                 group
                 for group in range(opened.num_row_groups)

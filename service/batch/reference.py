@@ -82,7 +82,7 @@ def make_reference(
     keep_memory()
     console = Console(stderr=True)
     if output is None and sys.stdout.isatty():
-        raise ConfigError("a reference is no text: write it to a file, with --output or >")
+        raise ConfigError("a reference is not text: write it to a file, with --output or >")
     parameters = validated(Parameters, given)
     with decoders_heard():
         made = asyncio.run(_found(source, settings, parameters, model, console))

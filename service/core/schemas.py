@@ -92,7 +92,7 @@ class ExplainedTarget(Open):
     )
     of: ExplainedNumber | None = Field(
         None,
-        description="What `score` is if it is no logit: a probability, or a regression's value.",
+        description="What `score` is if it is not a logit: a probability, or a regression's value.",
     )
 
 
@@ -296,7 +296,7 @@ class Prediction(Open):
         None, description="The `top_k` detections of a detector, best first."
     )
     values: list[Value] | None = Field(
-        None, description="All outputs of a regression, in their order. They are no probabilities."
+        None, description="All outputs of a regression, in their order. They are not probabilities."
     )
 
 

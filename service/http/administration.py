@@ -201,7 +201,7 @@ def read_entry(body: bytes, *, name: str | None = None) -> ModelEntry:
 def _problem(error: ValidationError) -> Problem:
     first = error.errors()[0]
     if not first["loc"]:
-        return MalformedRequest('the body is no object; send {"name": …, "source": …}')
+        return MalformedRequest('the body is not an object; send {"name": …, "source": …}')
     key = str(first["loc"][0])[:80]
     pointer = f"/{step(key)}"
     if first["type"] == "extra_forbidden":

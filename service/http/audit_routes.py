@@ -114,5 +114,5 @@ async def _audit(place: JobService, job: str, request: Request) -> Job:
     """
     audit = await find_job(place, job, request)
     if audit.kind != "audit":
-        raise NotAnAudit(f"job {job} is no audit; /v1/jobs/{job} shows it")
+        raise NotAnAudit(f"job {job} is not an audit; /v1/jobs/{job} shows it")
     return audit

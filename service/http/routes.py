@@ -459,4 +459,4 @@ def _require_single(instances: list[Instance[Parameters]], form: str) -> None:
     if form == NPY and output not in (None, "values"):
         raise InvalidParameter(f"output is {output!r}, but {NPY} holds values; leave it out")
     if form != NPY and output == "values":
-        raise InvalidParameter(f"output is 'values', which is no picture; ask for {NPY}")
+        raise InvalidParameter(f"output is 'values', which is not a picture; ask for {NPY}")

@@ -31,7 +31,7 @@ class UnknownItem(Problem):
 
 class NotAnAudit(Problem):
     status = 404
-    title = "The job is no audit"
+    title = "The job is not an audit"
 
 
 class NoMaps(Problem):

@@ -172,7 +172,7 @@ class Folder:
         with as_problem(file):
             try:
                 write()
-            except FileNotFoundError:  # the job was removed meanwhile, which is no full disk
+            except FileNotFoundError:  # the job was removed meanwhile, which is not a full disk
                 write()
 
     def read_result(self, job: str, number: int) -> bytes:

@@ -229,7 +229,7 @@ def picture_of_line(line: bytes, form: str) -> bytes:
         )
     picture = picture_of_explanation(explanations[0])
     if picture is None:
-        raise NotAcceptable("the job asked for numbers, which are no picture; ask for JSON")
+        raise NotAcceptable("the job asked for numbers, which are not a picture; ask for JSON")
     if form == "image/png":
         return picture
     with Image.open(BytesIO(picture)) as drawn:  # the service drew it, in RGB or gray

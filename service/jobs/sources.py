@@ -75,14 +75,14 @@ class ItemReader:
             )
         named = PurePosixPath(path.replace("\\", "/"))
         if named.is_absolute() or ".." in named.parts or "\x00" in path:
-            raise Forbidden(f"{path[:200]!r} is no path below the folder of inputs")
+            raise Forbidden(f"{path[:200]!r} is not a path below the folder of inputs")
         root = self._root.resolve()
         try:
             file = (root / named).resolve(strict=True)
             if not file.is_relative_to(root):
                 raise Forbidden(f"{path[:200]!r} leads out of the folder of inputs")
             if not file.is_file():  # reading a pipe might block for ever
-                raise UndecodableImage(f"{path[:200]} cannot be read: it is no file")
+                raise UndecodableImage(f"{path[:200]} cannot be read: it is not a file")
             with file.open("rb") as opened:
                 return self._bounded(opened.read(self._most + 1))
         except (OSError, RuntimeError) as error:

@@ -75,7 +75,7 @@ class ClassMixture(nn.Module):
         if len(self.labels) == 1:
             raise InvalidPrompt("prompts are compared with each other; name two or more")
         self.templates = checked_templates(templates)
-        # No submodules: what they hold is no part of what is explained.
+        # No submodules: what they hold is not part of what is explained.
         self._encoder = (sentences, tokenizer)
         self._names = _embedded_classes(*self._encoder)
         self.classifier = classifier

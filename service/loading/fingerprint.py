@@ -96,7 +96,7 @@ class _Digest(Protocol):
 
 def _add_weights(digest: _Digest, module: nn.Module) -> None:
     for name, value in module.state_dict().items():
-        # Quantised layers keep a tuple of tensors, and their type, which is no tensor.
+        # Quantised layers keep a tuple of tensors, and their type, which is not a tensor.
         for tensor in value if isinstance(value, tuple) else (value,):
             if not isinstance(tensor, Tensor):
                 digest.update(f"|{name}|{tensor!r}|".encode())

@@ -66,7 +66,7 @@ largest output."""
 
 
 class GraphError(Exception):
-    """The file is no network that can be explained; the message is the reason."""
+    """The file is not a network that can be explained; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -517,7 +517,8 @@ def _layers(
         ]
         if not found and any(name in _names_of(op.output(0)) for op in ordered):
             raise GraphError(
-                f"{name!r} is no layer at which the network can be cut: other paths lead around it"
+                f"{name!r} is not a layer at which the network can be cut: other paths lead "
+                "around it"
             )
         chosen += [each for each in found if _key(each) not in map(_key, chosen)]
     order = [_key(each) for each in bottlenecks]

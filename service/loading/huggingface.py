@@ -1,6 +1,6 @@
 """Models of Hugging Face transformers, from a folder or by their name on the hub.
 
-No code of the folder or of the hub is run: `trust_remote_code` is False, and weights that are no
+No code of the folder or of the hub is run: `trust_remote_code` is False, and weights that are not
 safetensors are read as tensors only.
 """
 
@@ -46,7 +46,7 @@ def place_of(entry: ModelEntry, what: str) -> str:
     entry of models.toml may name a folder; one that came over HTTP may not.
 
     Raises:
-        ConfigError: if there is no such folder, and the text is no name on the hub.
+        ConfigError: if there is no such folder, and the text is not a name on the hub.
     """
     folder = entry.path(what)
     if entry.is_from_file and folder.is_dir():
@@ -127,7 +127,7 @@ def module_of(entry: ModelEntry, place: str, config: Any, classes: int | None) -
         classes: number of classes of a head with random weights; None for that of the config.
 
     Raises:
-        ConfigError: if it is no classifier, segmenter or detector, or if weights are missing.
+        ConfigError: if it is not a classifier, segmenter or detector, or if weights are missing.
     """
     kind = class_of(entry, config)
     if kind.__name__ in names_of(IMAGE_TEXT):

@@ -120,8 +120,8 @@ def _tag_of(entry: ModelEntry, what: str) -> str | None:
             known = ", ".join(map(repr, tags)) or "no weights"
             raise entry.mistake(
                 "weights",
-                f"{tag!r} is no name of weights of {what}, nor a file: {error}; open_clip has "
-                f"{known}, and 'none' takes seeded random ones",
+                f"{tag!r} is neither a name of weights of {what} nor a file: {error}; open_clip "
+                f"has {known}, and 'none' takes seeded random ones",
             ) from None
         return None
     if entry.sha256:

@@ -18,7 +18,7 @@ def classifier_of(entry: ModelEntry, encoders: nn.Module, tokenizer: Any) -> Pro
     """Return the classifier of the entry's prompts.
 
     Raises:
-        ConfigError: if a prompt cannot be used, or if the module is no image–text model.
+        ConfigError: if a prompt cannot be used, or if the module is not an image–text model.
     """
     assert entry.prompts is not None  # the check of the source raises
     try:

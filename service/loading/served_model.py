@@ -670,7 +670,8 @@ def _reference(
     method, able = reference.origin.method, ", ".join(watchable(cannot))
     if method not in METHODS:
         raise entry.mistake(
-            "reference", f"{file} has maps of {method!r:.60}, which is no method; it can be {able}"
+            "reference",
+            f"{file} has maps of {method!r:.60}, which is not a method; it can be {able}",
         )
     if reason := unwatchable(method, cannot):
         raise entry.mistake(

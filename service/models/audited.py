@@ -105,5 +105,5 @@ def _number(value: object) -> float:
         TypeError: if it is none, or not finite.
     """
     if not isinstance(value, int | float) or not abs(value) < 1e300:
-        raise TypeError(f"{value!r:.20} is no number")
+        raise TypeError(f"{value!r:.20} is not a number")
     return float(value)

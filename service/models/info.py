@@ -21,7 +21,8 @@ class LayerInfo:
     type: str
     """The module's class name."""
     shape: tuple[int, ...] | None
-    """Shape of the output for one image, without the batch dimension; None if it is no tensor."""
+    """Shape of the output for one image, without the batch dimension; None if the output is not a
+    tensor."""
     problem: str | None
     """Reason why no map can be made at this layer, as a clause; None if a map can be made."""
     grid: tuple[int, int] | None

@@ -293,7 +293,7 @@ def read_file(path: Path) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # reading a pipe blocks, and a device has no end
-            raise UndecodableImage(f"{path} cannot be read: it is no file")
+            raise UndecodableImage(f"{path} cannot be read: it is not a file")
         if status.st_size > LARGEST:
             raise ImageTooLarge(f"{path} has {status.st_size} bytes; at most {LARGEST} are allowed")
         return path.read_bytes()

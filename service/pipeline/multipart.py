@@ -10,9 +10,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from service.core.errors import MalformedRequest, UnknownParameter, step
 
 LONGEST_TEXT: Final = 1_000_000
-"""Bytes of all fields of a form that are no files."""
+"""Bytes of all fields of a form that are not files."""
 MOST_FIELDS: Final = 1000
-"""Parts of a form that are no files."""
+"""Parts of a form that are not files."""
 LONGEST_HEAD: Final = 10_000
 """Bytes of the name or the value of a part's header."""
 
@@ -122,7 +122,7 @@ class FormParser:
         self._file = None if filename is None else filename.decode("utf-8", "replace")
         if self._name == "image" and self._file is None:
             raise MalformedRequest(
-                "a part named 'image' has no filename, so it is no file",
+                "a part named 'image' has no filename, so it is not a file",
                 pointer=f"/form/image/{self._count}",
             )
         if self._name != "image" and self._file is not None:

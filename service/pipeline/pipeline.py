@@ -464,7 +464,7 @@ class Pipeline:
         until the block is left. Yield the photo, and the pool whose threads work on it.
 
         Raises:
-            Problem: if the bytes are no image, or the image is too large.
+            Problem: if the bytes are not an image, or the image is too large.
         """
         budget = self._budgets[priority]
         budget.fit(self._fitting(model.max_batch))

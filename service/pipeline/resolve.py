@@ -121,7 +121,7 @@ def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:
         return model
     if not model.takes_text:
         raise InvalidParameter(
-            f"model {model.name!r} takes no prompts: it is no image–text model; leave them out"
+            f"model {model.name!r} takes no prompts: it is not an image–text model; leave them out"
         )
     names = tuple(prompt.strip() for prompt in parameters.prompts)
     if len(names) == 1:
@@ -325,8 +325,8 @@ def target_of(model: ModelInfo, target: OneTarget | None) -> Target:
     if target.text is not None:
         if not model.takes_text:
             raise InvalidTarget(
-                f"model {model.name!r} takes no text: it is no image–text model; name one of its "
-                "classes"
+                f"model {model.name!r} takes no text: it is not an image–text model; name one of "
+                "its classes"
             )
         return ClassTarget()  # `placed` has the text encoded
     if target.layer is not None:

@@ -56,7 +56,7 @@ def explain_on_ray(run: Run, *, address: str) -> Tally:
     models = run.settings.models
     settings = run.settings.model_copy(update={"models": models and models.resolve()})
     configuration = replace(run.configuration, output=run.configuration.output.resolve())
-    source = run.source and os.path.abspath(run.source)  # noqa: PTH100 - a pattern is no path
+    source = run.source and os.path.abspath(run.source)  # noqa: PTH100 - a pattern is not a path
     parts = Parts(configuration.output)
     with (
         open_inputs(source, configuration.output) as inputs,

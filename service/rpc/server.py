@@ -175,7 +175,7 @@ class _Connection:
         try:
             message = CODEC.read(payload, self._shared.copy if self._shared else None)
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError):
-            log.exception("a process sent what is no message; its connection is closed")
+            log.exception("a process sent what is not a message; its connection is closed")
             self._transport.abort()
             return
         if isinstance(message, RemoteCall):

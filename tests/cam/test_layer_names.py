@@ -39,7 +39,7 @@ def test_a_sequential_is_one_layer() -> None:
 
 
 def test_a_module_of_another_model_is_refused() -> None:
-    with pytest.raises(UnknownLayer, match="the ReLU that was given as a layer is no part of the"):
+    with pytest.raises(UnknownLayer, match="the ReLU that was given as a layer is not part of the"):
         explain(small(), images(1), layer=small().relu2)
     model = small()
     with pytest.raises(UnknownLayer, match="is the whole model and no layer of it"):

@@ -27,7 +27,7 @@ def test_a_survey_lists_every_module_in_execution_order() -> None:
     ]
     assert [layer.shape for layer in found] == [(4, 8, 8)] * 2 + [(5, 4, 4)] * 2 + [(5,), (3,)]
     assert [layer.explainable for layer in found] == [True] * 4 + [False] * 2
-    assert found[-1].problem == "its output (3,) is no grid of positions on the image"
+    assert found[-1].problem == "its output (3,) is not a grid of positions on the image"
     assert default_layer(found) == "relu2"
 
 
@@ -73,7 +73,7 @@ def test_a_survey_says_why_not() -> None:
         "last": None,
         "blind": "the model's output does not depend on it",
         "channels_last": None,
-        "flat": "its output (64,) is no grid of positions on the image",
+        "flat": "its output (64,) is not a grid of positions on the image",
         "never": "it does not run in a forward pass",
     }
 

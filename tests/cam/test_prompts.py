@@ -111,7 +111,7 @@ def test_the_tokenizers_of_open_clip_cut_off_nothing(tmp_path: Path) -> None:
         PromptClassifier(model, of_hub, ["xylophone", "dog"])
     with pytest.raises(InvalidPrompt, match="knows no word of '&nbsp;'"):
         PromptClassifier(model, words, ["&nbsp;", "dog"])
-    with pytest.raises(ModelError, match="is no tokenizer of open_clip"):
+    with pytest.raises(ModelError, match="is not a tokenizer of open_clip"):
         PromptClassifier(model, tokenizer(), PROMPTS)
 
 
@@ -362,7 +362,7 @@ def test_a_model_with_other_logits_is_refused() -> None:
 
 
 def test_a_model_without_a_text_encoder_is_refused() -> None:
-    with pytest.raises(ModelError, match="a Linear is no image–text model"):
+    with pytest.raises(ModelError, match="a Linear is not an image–text model"):
         PromptClassifier(torch.nn.Linear(1, 1), tokenizer(), PROMPTS)
     model = image_text_model()
     del model.logit_scale

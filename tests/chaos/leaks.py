@@ -83,7 +83,7 @@ async def _measure(model: str, count: int, warming: int, most: float) -> Behind:
                 start = 1_000_000 + turn * count // SAMPLES
                 await _ask(client, model, start, count // SAMPLES)
                 resident.append(stage.vitals().resident / 1e6)
-        for _ in range(LOOKS):  # what is open for a moment is no leak
+        for _ in range(LOOKS):  # what is open for a moment is not a leak
             await asyncio.sleep(7)
             after = stage.vitals()
             if after.descriptors <= before.descriptors and after.threads <= before.threads:

@@ -128,7 +128,7 @@ class Above(nn.Module):
 
 
 def age() -> nn.Module:
-    """The model returns 130 for a white picture, which is no probability."""
+    """The model returns 130 for a white picture, which is not a probability."""
     return Headed(1.5, ending=Above())
 
 

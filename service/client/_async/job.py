@@ -153,7 +153,7 @@ class AsyncJob:
         """The summary of the photos that an audit has measured by now.
 
         Raises:
-            ServiceError: if the job is no audit.
+            ServiceError: if the job is not an audit.
         """
         answer = await self._look(job_calls.audit(self.id))
         return parsed(AuditDocument, answer.body).audit
@@ -164,7 +164,7 @@ class AsyncJob:
         Raises:
             OSError: if the file cannot be written.
             NotFinished: if no photo has been measured.
-            ServiceError: if the job is no audit.
+            ServiceError: if the job is not an audit.
         """
         return await self._download(job_calls.audit_report(self.id), Path(path))
 

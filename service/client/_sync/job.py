@@ -155,7 +155,7 @@ class Job:
         """The summary of the photos that an audit has measured by now.
 
         Raises:
-            ServiceError: if the job is no audit.
+            ServiceError: if the job is not an audit.
         """
         answer = self._look(job_calls.audit(self.id))
         return parsed(AuditDocument, answer.body).audit
@@ -166,7 +166,7 @@ class Job:
         Raises:
             OSError: if the file cannot be written.
             NotFinished: if no photo has been measured.
-            ServiceError: if the job is no audit.
+            ServiceError: if the job is not an audit.
         """
         return self._download(job_calls.audit_report(self.id), Path(path))
 

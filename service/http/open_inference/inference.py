@@ -167,7 +167,7 @@ class Inference:
             if "overlay" in names and any(
                 instance.parameters.output == "values" for instance in context.instances
             ):
-                raise InvalidParameter("output is 'values', which is no picture; leave it out")
+                raise InvalidParameter("output is 'values', which is not a picture; leave it out")
 
             wanted = OF_MAPS.intersection(names)
             budget = _budget(request, len(context.instances), hold) if "heatmap" in names else None

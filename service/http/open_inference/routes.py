@@ -316,7 +316,7 @@ def _config(body: bytes) -> str | None:
         raise MalformedRequest(f"the body is not like {like}")
     config = parameters.get("config")
     if config is not None and not isinstance(config, str):
-        raise InvalidParameter("config is no text; it is a model's entry as a text of JSON")
+        raise InvalidParameter("config is not text; it is a model's entry as a text of JSON")
     return config
 
 

@@ -179,7 +179,7 @@ def _own_places(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
         Finding(
             kind="a class looks at one place",
             sentence=(
-                f"By {name}, {place}. If that is no part of the object, cover it in some photos "
+                f"By {name}, {place}. If that is not part of the object, cover it in some photos "
                 "and explain them again."
             ),
             arms=[name],

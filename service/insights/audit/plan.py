@@ -170,7 +170,7 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
         )
     if model.kind != "classes":
         raise InvalidParameter(
-            f"model {model.name!r} is no classifier; only classifiers can be audited"
+            f"model {model.name!r} is not a classifier; only classifiers can be audited"
         )
     require_one_class(parameters)
     refused = [name for name in ("fuse", "smooth") if getattr(parameters, name) != "none"]

@@ -29,7 +29,7 @@ AS_CHEAP: Final = 10
 """Ratio of the passes of two methods up to which they count as equally cheap. Methods of one pass
 differ by a factor of five at most, and methods of many passes are above it."""
 FEW: Final = 5
-"""Number of other methods below which the share of them that a method beats is no percentage."""
+"""Number of other methods below which the share of them that a method beats is not a percentage."""
 ROUNDING: Final = 1e-5
 """Largest difference of two values that rounding in float32 may cause."""
 FAITHFULNESS: Final = (

@@ -59,7 +59,7 @@ EXPECTED: dict[str, list[tuple[tuple[int, int], tuple[float, ...]]]] = {
     "gemma4": [((6, 10), WHOLE)],
     "gemma4-large": [((6, 10), WHOLE)],
     "glm4v": [((6, 9), WHOLE)],
-    # Each row of tokens ends with a break, which is no image token.
+    # Each row of tokens ends with a break, which is not an image token.
     "mistral3": [((5, 8), WHOLE)],
 }
 
@@ -164,11 +164,11 @@ def test_patches_are_known_by_their_positions() -> None:
     (tile,) = tiles_of(process, Plain(), 8, 16, 2)
     assert tile.tokens.tolist() == [[0, 1]]
     np.testing.assert_allclose((tile.box.left, tile.box.right), (0, 1), atol=0.01)
-    with pytest.raises(ModelError, match="3 image tokens are no whole squares of 8 patches"):
+    with pytest.raises(ModelError, match="3 image tokens are not whole squares of 8 patches"):
         tiles_of(process, Plain(), 8, 16, 3)
     odd = positions.clone()
     odd[0] = torch.tensor([3, 0])
-    with pytest.raises(ModelError, match="2 image tokens are no grid of 1 × 2"):
+    with pytest.raises(ModelError, match="2 image tokens are not a grid of 1 × 2"):
         tiles_of(lambda photo: process(photo, odd), Plain(), 8, 16, 2)
 
 

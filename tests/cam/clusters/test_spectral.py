@@ -74,7 +74,7 @@ def test_eigenpairs_by_hand() -> None:
         ([0, 0.25, 0.5], 1),  # of equal gaps the first
         ([0], 1),
         ([0.0] * 11 + [1.0], 11),  # eleven groups that are cut off
-        ([1e-9 * each for each in range(20)] + [0.3, 0.9], 20),  # rounding errors are no gaps
+        ([1e-9 * each for each in range(20)] + [0.3, 0.9], 20),  # rounding errors are not gaps
         ([0.0] * 33, 32),  # there may be more of them
         ([0, 0.1, *(0.11 + each / 100 for each in range(11)), 0.9], 1),  # the gap is too far off
         ([0.0] * 10 + [1.0], 10),

@@ -296,7 +296,7 @@ def test_scenes_that_take_turns_move_nothing(rng: np.random.Generator, scenes: i
 def test_a_change_is_found_before_the_window_has_forgotten_what_was_before_it(
     rng: np.random.Generator,
 ) -> None:
-    """Rows before and after a change are alike among each other, but are no frames of a video."""
+    """Rows before and after a change are alike among each other, but are not frames of a video."""
     live = [*drawn(rng, 250), *drawn(rng, 250, border=0.5)]
     assert (0, "border") in names(compared(drawn(rng, 1000), live).moved)
 

@@ -1,4 +1,4 @@
-"""References: written, read, and what is no reference."""
+"""References: written, read, and what is not a reference."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 )
 def test_values_that_cannot_be(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     file = written(tmp_path / "bad.parquet", [ROW, {**ROW, **row}])
-    with pytest.raises(InvalidReference, match=f"bad.parquet is no reference: {sentence}"):
+    with pytest.raises(InvalidReference, match=f"bad.parquet is not a reference: {sentence}"):
         read_reference(file)
 
 
@@ -206,7 +206,7 @@ def test_a_foreign_table(tmp_path: Path) -> None:
 def test_metadata_that_does_not_say_it(told: object, tmp_path: Path) -> None:
     with pytest.raises(InvalidReference) as raised:
         read_reference(written(tmp_path / "bad.parquet", [ROW], told))
-    assert "bad.parquet is no reference: its metadata 'gradcam-reference' does not tell" in str(
+    assert "bad.parquet is not a reference: its metadata 'gradcam-reference' does not tell" in str(
         raised.value
     )
     assert str(raised.value).endswith("make it anew with `gradcam reference`")
@@ -216,7 +216,7 @@ def test_metadata_that_is_nested_too_deeply(tmp_path: Path) -> None:
     file = tmp_path / "bad.parquet"
     schema = SCHEMA.with_metadata({KEY: "[" * 200_000})
     pq.write_table(pa.Table.from_pylist([ROW], schema=schema), file)
-    with pytest.raises(InvalidReference, match=r"bad.parquet is no reference: its metadata"):
+    with pytest.raises(InvalidReference, match=r"bad.parquet is not a reference: its metadata"):
         read_reference(file)
 
 

@@ -34,7 +34,7 @@ def score(metric: str, heat: object, region: object = REGION) -> Score:
 @pytest.mark.parametrize(
     ("heat", "expected"),
     [
-        (HEAT, 6 / 20),  # what is below 0 is no heat
+        (HEAT, 6 / 20),  # what is below 0 is not heat
         (np.ones((4, 4)), 4 / 16),
         (np.array([[5.0, 0], [0, 0]]).repeat(2, 0).repeat(2, 1), 1.0),
         (REGION * -1.0 + (~REGION) * 2, 0.0),

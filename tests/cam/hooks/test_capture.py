@@ -264,7 +264,7 @@ def test_layers_are_named_or_given_as_modules_one_or_several() -> None:
             model(x)
             assert list(capture.activations) == ["conv2"]
         assert hook_count(model) == 0
-    with pytest.raises(UnknownLayer, match="given as a layer is no part of the model"):
+    with pytest.raises(UnknownLayer, match="given as a layer is not part of the model"):
         Capture(model, [nn.Conv2d(3, 4, 3)]).__enter__()
     assert hook_count(model) == 0
 

@@ -155,7 +155,7 @@ def test_attention_is_no_map() -> None:
 
 
 def test_a_layer_without_a_grid_is_refused() -> None:
-    with pytest.raises(LayerNotSpatial, match=r"at layer 'head': its output \(1000,\) is no grid"):
+    with pytest.raises(LayerNotSpatial, match=r"'head': its output \(1000,\) is not a grid"):
         explain(vit(), torch.randn(1, 3, 224, 224), layer="head")
 
 
@@ -270,7 +270,7 @@ def test_which_sides_are_an_images(
 
 
 def test_a_shape_that_could_have_its_channels_last_is_doubtful() -> None:
-    assert grid_of_map((1, 7, 14, 14), (224, 448)) is None  # 14 × 14 is no map, 7 × 14 would be
+    assert grid_of_map((1, 7, 14, 14), (224, 448)) is None  # 14 × 14 is not a map, 7 × 14 would be
     assert grid_of_map((1, 7, 14, 28), (224, 448)) is None  # both are
     assert grid_of_map((1, 14, 14, 28), (224, 448)) == Grid("channels first", 14, 28)
     assert grid_of_map((1, 14, 14, 14), (224, 224)) is None
@@ -286,7 +286,7 @@ def test_the_grids_of_what_layers_returned() -> None:
         with pytest.raises(LayerNotSpatial, match="at layer 'a': its output"):
             located.grids({"a": wrong}, images)
     with pytest.raises(
-        LayerNotSpatial, match=r"at layer 'b': its output \(8, 4, 4\) is no grid of"
+        LayerNotSpatial, match=r"at layer 'b': its output \(8, 4, 4\) is not a grid of"
     ):
         located.grids({"b": output}, images)
     with pytest.raises(LayerNotSpatial, match=r"at layer 'flat': it is flat$"):

@@ -34,7 +34,7 @@ def by_hand() -> nn.Sequential:
 
 
 def test_by_hand() -> None:
-    """x = (1, 3, 2): u = (6, 9), y = 7. ε: of 6 - 9 = -3, which the bias is no part of, the shares
+    """x = (1, 3, 2): u = (6, 9), y = 7. ε: of 6 - 9 = -3, which the bias is not part of, the shares
     are 7 · 6 / -3 = -14 and 7 · 9 / 3 = 21. z⁺: -14 as 2 to 3, and 21 as 6 to 2."""
     photo = torch.tensor([[[[1.0, 3, 2]]]])
     expected = [[-14 * 2 / 5, -14 * 3 / 5 + 21 * 6 / 8, 21 * 2 / 8]]

@@ -1,4 +1,4 @@
-"""A layer that returns the model's own output is no evidence for it."""
+"""A layer that returns the model's own output is not evidence for it."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
     "cosines": lambda z: functional.normalize(z, dim=1).square(),
     "of a bottleneck": lambda z: 20 * z.sigmoid() - 10,
 }
-"""Scores that are no probabilities. Those near a half, and the rectified ones, are in 0 … 1 for
+"""Scores that are not probabilities. Those near a half, and the rectified ones, are in 0 … 1 for
 most images."""
 
 

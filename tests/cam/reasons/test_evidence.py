@@ -88,7 +88,7 @@ def test_the_class_is_that_of_the_photo() -> None:
 
 
 def test_what_is_masked_stays_masked() -> None:
-    """A pixel that would be hot again if it came back is no part of a later reason."""
+    """A pixel that would be hot again if it came back is not part of a later reason."""
     model = Blobs(first=3, second=2)
     x = photo()
     x[..., 2, 2] = 1

@@ -220,8 +220,8 @@ def test_photos_that_all_fail_have_a_report(
         (("--evaluate", "beauty"), "there is no metric 'beauty'"),
         (("--model", "none"), "there is no model 'none'"),
         (("--most", "5"), "--most is 5; an audit needs 20 photos or more"),
-        (("--within", "soon"), "'soon' is no duration; it is a number and s, m or h"),
-        (("--within", "0s"), "'0s' is no duration"),
+        (("--within", "soon"), "'soon' is not a duration; it is a number and s, m or h"),
+        (("--within", "0s"), "'0s' is not a duration"),
     ],
 )
 def test_mistakes_are_told_before_the_first_photo(

@@ -226,7 +226,7 @@ def test_mistakes_are_told_before_anything_is_made(tmp_path: Path) -> None:
         RunConfiguration({"opacity": "2"}, output)
     with pytest.raises(ConfigError, match="--pictures=gif: it should be jpg, png, webp, none"):
         RunConfiguration({}, output, "gif")
-    with pytest.raises(ConfigError, match="output=values is no picture: take --pictures=none"):
+    with pytest.raises(ConfigError, match="output=values is not a picture: take --pictures=none"):
         RunConfiguration({"output": "values"}, output)
     RunConfiguration({"output": "values"}, output, "none")
     assert not output.exists()

@@ -278,7 +278,7 @@ def test_a_name_that_is_no_text(gradcam: Shell, models: str, tmp_path: Path) -> 
         (["--set", "opacity=2"], "opacity is '2': it should be a number from 0 to 1"),
         (["--set", "colour=red"], "there is no parameter 'colour'; the parameters are "),
         (["--set", "=red"], "there is no parameter ''; the parameters are "),
-        (["--set", "output=values"], "output=values is no picture"),
+        (["--set", "output=values"], "output=values is not a picture"),
         (["--pictures", "gif"], "--pictures=gif: it should be jpg, png, webp, none"),
         (["--method", "gradcam2"], "there is no method 'gradcam2'; the methods are gradcam,"),
         (["--method", "rollout"], "model 'tiny' cannot do rollout: it needs a transformer"),

@@ -304,7 +304,7 @@ def test_a_reference_that_does_not_fit_stops_the_start(
         ({"method": "scorecam"}, "has maps of scorecam, which are not watched: it needs passes of"),
         ({"method": "rise"}, "has maps of rise, which are not watched: its maps are at the input"),
         ({"method": "odam"}, "has maps of odam, which are not watched: "),
-        ({"method": "magic"}, "has maps of 'magic', which is no method; it can be gradcam, "),
+        ({"method": "magic"}, "has maps of 'magic', which is not a method; it can be gradcam, "),
         ({"fit": "stretch"}, "has maps of fit 'stretch'; it can be crop, squash, pad"),
         ({"layer": "nowhere"}, "the model has no layer 'nowhere'"),
     ],

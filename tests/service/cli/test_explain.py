@@ -144,7 +144,7 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     code, text = explain(str(tmp_path / "pipe.png"), "/dev/zero", CAT, "--output", str(tmp_path))
     assert code == 1
-    assert text.count("cannot be read: it is no file") == 2
+    assert text.count("cannot be read: it is not a file") == 2
     assert (tmp_path / "chelsea.gradcam.png").exists()
 
 
@@ -158,7 +158,7 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
         (["--target", "1000"], "class index 1000 is out of range; model 'efficientnet-lite0'"),
         (["--layer", "conv9"], "model 'efficientnet-lite0' has no layer 'conv9'; the nearest"),
         (["--method", "rollout"], "model 'efficientnet-lite0' cannot do rollout: it needs a"),
-        (["--prompts", "a cat"], "model 'efficientnet-lite0' takes no prompts: it is no image"),
+        (["--prompts", "a cat"], "model 'efficientnet-lite0' takes no prompts: it is not an image"),
         (["--opacity", "2"], "opacity is '2.0': it should be a number from 0 to 1"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
     ],

@@ -140,7 +140,7 @@ class Jobs:
             item = job["items"][index]
             line: dict[str, Any] = {"cursor": index + 1, "index": index, "item": item}
             if "bad" in item:
-                sentence = f"{item} is no photo"
+                sentence = f"{item} is not a photo"
                 line["error"] = sentence
                 line["problem"] = json.loads(problem(422, sentence).body)
             else:
@@ -281,7 +281,7 @@ def test_a_job_from_paths_to_results(
         if "bad" in result.item:
             assert isinstance(result.failure, ServiceError)
             assert (str(result.failure), result.failure.status) == (
-                f"{result.item} is no photo",
+                f"{result.item} is not a photo",
                 422,
             )
             assert (result.explanations, result.prediction) == ([], None)

@@ -56,7 +56,7 @@ def test_clusters_of_a_job(served: str, tmp_path: Path) -> None:
             assert found.maps == COUNT
             assert found.class_.index == 0
             assert found.note or sum(len(each.items) for each in found.clusters) == COUNT
-            with pytest.raises(ServiceError, match="no audit"):
+            with pytest.raises(ServiceError, match="not an audit"):
                 await job.audit()
 
     asyncio.run(run())

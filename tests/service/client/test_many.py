@@ -187,7 +187,7 @@ def test_a_model_that_must_be_asked_for_is_asked_for_as_early_as_can_be() -> Non
 def test_failures_are_values_and_the_others_stand(take: Take) -> None:
     def answer(asked: Asked) -> Reply:
         if asked.body == b"5":
-            return problem(422, "five is no photo")
+            return problem(422, "five is not a photo")
         return Reply(reset=True) if asked.body == b"9" else explained(asked)
 
     photos: list[Any] = [*numbers([], 12), "no/such/file.png", "a\0.png", Path("\ud800.png")]
@@ -195,7 +195,7 @@ def test_failures_are_values_and_the_others_stand(take: Take) -> None:
         results = take(script, photos, 15, in_flight=4)
     assert [photo for photo, _ in results] == photos
     assert isinstance(results[5][1], ServiceError)
-    assert str(results[5][1]) == "five is no photo"
+    assert str(results[5][1]) == "five is not a photo"
     assert type(results[9][1]).__name__ == "Unreachable"
     assert isinstance(results[12][1], FileNotFoundError)
     for turn, name in ((13, r"'a\x00.png'"), (14, r"'\ud800.png'")):

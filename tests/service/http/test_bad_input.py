@@ -95,7 +95,7 @@ RAW: dict[str, tuple[dict[str, Any], int, str, list[str], str]] = {
         ["no Content-Type", "multipart/form-data or image/*"],
         "",
     ),
-    "a type that is no image": (
+    "a type that is not an image": (
         {"content": SMALL, "headers": {"Content-Type": "text/plain"}},
         415,
         "unsupported-media-type",
@@ -123,7 +123,7 @@ RAW: dict[str, tuple[dict[str, Any], int, str, list[str], str]] = {
         ["not JSON", "EOF"],
         "",
     ),
-    "JSON that is no object": (
+    "JSON that is not an object": (
         {"content": b"[1]", "headers": JSON},
         400,
         "malformed-request",
@@ -144,7 +144,7 @@ RAW: dict[str, tuple[dict[str, Any], int, str, list[str], str]] = {
         ["a file 'photo'", "named 'image'"],
         "/form/photo",
     ),
-    "a form with an image that is no file": (
+    "a form with an image that is not a file": (
         {"data": {"image": "x"}, "files": [("image", ("b.png", SMALL))]},
         400,
         "malformed-request",
@@ -190,7 +190,7 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
         "layer",
         "classifier",
         "unknown-layer",
-        ["'classifier'", "its output (1000,) is no grid of positions"],
+        ["'classifier'", "its output (1000,) is not a grid of positions"],
     ),
     "unknown label": ("target", "egyptain cat", "unknown-label", ["'egyptain cat'", "'Egyptian c"]),
     "crane": ("target", "crane", "ambiguous-label", ["134 (crane bird) and 517 (crane)"]),
@@ -272,7 +272,7 @@ INSTANCES: dict[str, tuple[Any, int, str, list[str], str]] = {
         ["'class'", "image, id, target, method, layer"],
         "/instances/0/class",
     ),
-    "an image that is no object": (
+    "an image that is not an object": (
         {"instances": [{"image": "abc"}]},
         400,
         "malformed-request",

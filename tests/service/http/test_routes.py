@@ -81,7 +81,7 @@ def test_layers_in_execution_order_with_the_default_and_reasons(client: TestClie
     assert (default["name"], default["output_shape"]) == ("bn2", [1280, 7, 7])
     classifier = layers[names.index("classifier")]
     assert not classifier["explainable"]
-    assert classifier["reason"] == "its output (1000,) is no grid of positions on the image"
+    assert classifier["reason"] == "its output (1000,) is not a grid of positions on the image"
 
 
 def test_the_page_needs_nothing_from_outside(client: TestClient) -> None:

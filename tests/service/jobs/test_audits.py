@@ -179,7 +179,7 @@ def test_a_job_is_no_audit(client: TestClient) -> None:
     for way in (f"/v1/audits/{job}", f"/v1/audits/{job}/report"):
         answer = client.get(way)
         assert answer.status_code == 404
-        assert f"job {job} is no audit" in answer.json()["detail"]
+        assert f"job {job} is not an audit" in answer.json()["detail"]
     ended(client, job)
 
 

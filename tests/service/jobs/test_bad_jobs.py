@@ -240,14 +240,14 @@ RAW: dict[str, tuple[dict[str, Any], int, str, list[str], str]] = {
         ["a part of the form has no name"],
         "",
     ),
-    "an image that is no file": (
+    "an image that is not a file": (
         raw_form([('form-data; name="image"', DOT)]),
         400,
         "malformed-request",
         ["no filename"],
         "/form/image/0",
     ),
-    "a file that is no image": (
+    "a file that is not an image": (
         {"files": {"archive": ("a.zip", zipped({"a.png": DOT}))}},
         422,
         "unknown-parameter",
@@ -289,7 +289,7 @@ RAW: dict[str, tuple[dict[str, Any], int, str, list[str], str]] = {
         ["not JSON", "recursion"],
         "",
     ),
-    "JSON that is no object": (
+    "JSON that is not an object": (
         {"content": b"[1]", "headers": JSON},
         400,
         "malformed-request",

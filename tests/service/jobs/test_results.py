@@ -64,7 +64,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def named(jobs: TestClient) -> dict[str, Any]:
-    """A job of items with odd names, one of which is no picture."""
+    """A job of items with odd names, one of which is not a picture."""
     images = {name: encoded(noise(12, 10, at)) for at, name in enumerate(NAMES)}
     request = form_of("json", {**images, "broken": b"I am a cat"})
     job = accepted(jobs.post("/v1/jobs", params={"model": "tiny", "fit": "crop"}, **request))["id"]

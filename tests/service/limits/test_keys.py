@@ -93,9 +93,9 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
     "not UTF-8": ("\udcff", ["is not TOML"]),
     "empty": ("", ["[[keys]] entries, at least one"]),
     "no entries": ("keys = []", ["[[keys]] entries, at least one"]),
-    "keys that are no list": ("[keys]\nname = 'x'", ["[[keys]] entries, at least one"]),
+    "keys that are not a list": ("[keys]\nname = 'x'", ["[[keys]] entries, at least one"]),
     "another table": (f"{ENTRY}[[users]]\nname = 'x'", ["[[keys]] entries", "nothing else"]),
-    "an entry that is no table": ("keys = [1]", ["entry 1", "the entry"]),
+    "an entry that is not a table": ("keys = [1]", ["entry 1", "the entry"]),
     "no digest": ("[[keys]]\nname = 'x'", ["entry 1", "digest", "required"]),
     "no name": (f"[[keys]]\ndigest = '{GOOD}'", ["entry 1", "name", "required"]),
     "a key in place of its digest": (

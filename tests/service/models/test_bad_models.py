@@ -98,8 +98,8 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str, list[str]]] = {
     "words": (b"name = 'x'", JSON, 400, "malformed-request", ["not JSON"]),
     "half of it": (b'{"name": "x"', JSON, 400, "malformed-request", ["not JSON", "EOF"]),
     "no UTF-8": (b'{"name": "\xff"}', JSON, 400, "malformed-request", ["not JSON"]),
-    "a list": (b"[]", JSON, 400, "malformed-request", ["no object", "name", "source"]),
-    "null": (b"null", JSON, 400, "malformed-request", ["no object"]),
+    "a list": (b"[]", JSON, 400, "malformed-request", ["not an object", "name", "source"]),
+    "null": (b"null", JSON, 400, "malformed-request", ["not an object"]),
     "brackets": (b"[" * 9000, JSON, 400, "malformed-request", ["not JSON"]),
     "TOML": (
         b'name = "x"',

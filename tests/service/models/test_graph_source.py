@@ -352,7 +352,7 @@ IMAGES = {"images": (1, 3, 4, 4)}
                       node("Add", ["one", "other"], ["features"]), *BODY[2:], *LINEAR],
                      WEIGHTS | {"more": 2 * CONVOLUTION}, **HERE),
             {"layer": "one"},
-            "'one' is no layer at which the network can be cut: other paths lead around it",
+            "'one' is not a layer at which the network can be cut: other paths lead around it",
         ),
         (
             graph_of([*BODY, *LINEAR], WEIGHTS, **HERE),

@@ -80,9 +80,12 @@ def test_siglip_has_a_bias(tmp_path: Path) -> None:
     ("lines", "words"),
     [
         ('weights = "none"', "key 'prompts': open_clip:tiny-CLIP needs prompts"),
-        (PROMPTS, "'default' is no name of weights of tiny-CLIP.*'mine', 'openai', and 'none'"),
-        (f'{PROMPTS}\nweights = "laion"', "'laion' is no name of weights .*must end in"),
-        (f'{PROMPTS}\nweights = "no.pt"', "'no.pt' is no name of weights .*No such file"),
+        (
+            PROMPTS,
+            "'default' is neither a name of weights of tiny-CLIP.*'mine', 'openai', and 'none'",
+        ),
+        (f'{PROMPTS}\nweights = "laion"', "'laion' is neither a name of weights .*must end in"),
+        (f'{PROMPTS}\nweights = "no.pt"', "'no.pt' is neither a name of weights .*No such file"),
         (f'{PROMPTS}\nweights = "openai"', "with QuickGELU; name open_clip:tiny-CLIP-quickgelu"),
         (f'{PROMPTS}\nweights = "mine"\nsha256 = "{"0" * 64}"', "key 'sha256': it is of a file"),
         (f'{PROMPTS}\nweights = "clip.pt"\nsha256 = "{"0" * 64}"', "key 'weights': .*SHA-256"),

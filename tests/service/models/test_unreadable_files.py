@@ -1,4 +1,4 @@
-"""Files of models that are damaged, that are no files, or that this user may not read."""
+"""Files of models that are damaged, that are not files, or that this user may not read."""
 
 from __future__ import annotations
 

@@ -304,7 +304,7 @@ def test_concepts_that_cannot_be(client: TestClient, dense: TestClient, cat: byt
     response = client.post(
         address, params={"concepts": 2, "layer": "classifier"}, content=cat, headers=headers
     )
-    check(response, 422, "unexplainable", "'classifier'", "no grid")
+    check(response, 422, "unexplainable", "'classifier'", "not a grid")
     response = client.post(
         address,
         params={"concepts": 2, "layer": "blocks.*.0"},

@@ -227,7 +227,7 @@ def test_a_mistake_is_a_sentence_where_the_log_is_for_people() -> None:
 
 @pytest.mark.slow
 def test_slow_and_vanishing_callers(tmp_path: Path) -> None:
-    """A body that does not come is a 504; a caller who leaves is no failure of ours."""
+    """A body that does not come is a 504; a caller who leaves is not a failure of ours."""
     with serving(GRADCAM_DEADLINE_SECONDS="0.5") as (process, http):
         path = "/v1/models/efficientnet-lite0:explain"
         assert raw_post(http, path, b"Content-Length: 9\r\n\r\nx").startswith(b"HTTP/1.1 504")

@@ -317,5 +317,5 @@ def test_more_images_than_the_queue_holds() -> None:
 
 def test_values_are_no_picture(client: httpx2.Client, cat: bytes) -> None:
     values = {"output": "values"}
-    refused(ask(client, image(cat), parameters=values, outputs=["overlay"]), 422, "no picture")
+    refused(ask(client, image(cat), parameters=values, outputs=["overlay"]), 422, "not a picture")
     assert "heatmap" in outputs_of(ask(client, image(cat), parameters=values))

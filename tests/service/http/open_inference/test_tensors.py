@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol: their bytes, by hand, and what is no tensor."""
+"""Tensors of the Open Inference Protocol: their bytes, by hand, and what is not a tensor."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_mark_on_all_photos_of_a_class_is_told(seen: bool) -> None:
     shown = ", and the photos show the same thing there" if seen else ""
     assert finding.sentence == (
         "By a@l, all 40 maps of 'disc' look at the bottom left, where no other class looks"
-        f"{shown}. If that is no part of the object, cover it in some photos and explain them "
+        f"{shown}. If that is not part of the object, cover it in some photos and explain them "
         "again."
     )
     assert found(summary(records[:40]), "a class looks at one place") is None

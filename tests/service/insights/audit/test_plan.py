@@ -122,7 +122,7 @@ def test_what_cannot_be_audited_is_refused(
 
 @pytest.mark.parametrize("kind", ["segments", "detections"])
 def test_only_classifiers_are_audited(model: ModelInfo, kind: Any) -> None:
-    with pytest.raises(Problem, match="is no classifier; only classifiers can be audited"):
+    with pytest.raises(Problem, match="is not a classifier; only classifiers can be audited"):
         plan_of(replace(model, kind=kind), Parameters(), 40)
 
 
