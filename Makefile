@@ -28,21 +28,21 @@ serve: .venv/serve ## install, and serve on HOST and PORT (http://127.0.0.1:8000
 
 # Workers share the processor, so each computes with one thread; a file's tests stay together,
 # because they share what they load.
-# A test that hangs fails, and a run that would take too long ends and says what has failed so far.
+# A test that hangs fails; a run that takes longer than CI allows ends, and says what has failed.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 # Quick tests wait as much as they compute: half as many processes again as cores take 178 s, not 295.
 BUSY := -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + cores / 2 : 4))) --dist loadfile
 
 test: lint types ## format, lint, types, and the tests that one waits for
-	$(PYTEST) $(BUSY) -m "not slow"
+	$(PYTEST) --session-timeout 1500 $(BUSY) -m "not slow"
 
 # What takes seconds or starts processes: parity with other tools on whole architectures, the
 # generated requests of the contract, the documents' examples, processes that are killed, databases,
 # Ray where it is installed; and every rehearsed attack.
 check: .venv/test .venv/weights $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, a quarter of an hour
-	$(PYTEST) $(PARALLEL) -m slow --ignore tests/chaos
-	$(PYTEST) $(BUSY:loadfile=load) tests/chaos
+	$(PYTEST) --session-timeout 2600 $(PARALLEL) -m slow --ignore tests/chaos
+	$(PYTEST) --session-timeout 1100 $(BUSY:loadfile=load) tests/chaos
 
 # The tests in a random order, with one, two and four threads: what one leaves behind, or takes
 # from another, fails here. THREADS names other numbers, SEED repeats an order that failed.

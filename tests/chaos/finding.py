@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+STUCK_SECONDS: Final = 10.0
+"""No machine is so slow that one small answer takes this long: something stands still."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from service.http.open_inference.tensors import NUMBERS, Tensor
 from tests.chaos import http2
-from tests.chaos.finding import Finding
+from tests.chaos.finding import STUCK_SECONDS, Finding
 from tests.chaos.stage import photo, plain, staged
 from tests.chaos.watch import Watch
 from tests.service.live import free_port
@@ -341,6 +341,6 @@ class Tally:
             f"{MOST_SECONDS:.0f} s; a right one is answered afterwards",
             f"{len(self._worst)} other; {shown}; slowest {seconds:.2f} s{slow}; {killed} processes "
             f"killed; afterwards {self.afterwards}{'; ' + first if first else ''}",
-            not self._worst and not killed and well,
+            not self._worst and not killed and well and seconds <= STUCK_SECONDS,
             seconds <= MOST_SECONDS,
         )

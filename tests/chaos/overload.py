@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from bench.open_loop import Flood, Shot, ask, flood, patience, percentile
-from tests.chaos.finding import Finding
+from tests.chaos.finding import STUCK_SECONDS, Finding
 from tests.chaos.stage import staged
 from tests.service.live import free_port
 
@@ -91,7 +91,10 @@ def _judged(
         f"refusals without Retry-After, p99 {refusal * 1000:.0f} ms; probes p99 "
         f"{probe * 1000:.0f} ms, at their own port {beside * 1000:.0f} ms; over after "
         f"{drained:.2f} s; the generator's lateness p99 {burst.lateness * 1000:.0f} ms",
-        statuses.keys() <= {200, 429, 503, 504} and not without and well,
+        statuses.keys() <= {200, 429, 503, 504}
+        and not without
+        and well
+        and max(probe, beside) <= STUCK_SECONDS,
         useful >= 0.9 * possible
         and refusal <= 0.05
         and max(probe, beside) <= 0.1

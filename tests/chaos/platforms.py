@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from service.http.open_inference.tensors import Tensor
 from tests.chaos import corpus
-from tests.chaos.finding import Finding
+from tests.chaos.finding import STUCK_SECONDS, Finding
 from tests.chaos.stage import Client, Reply, staged
 from tests.service.live import free_port
 
@@ -58,7 +58,11 @@ async def strangers(scale: float) -> list[Finding]:
             f"{shapeless} without `error`; "
             f"{', '.join(f'{status}: {count:,}' for status, count in sorted(statuses.items()))}; "
             f"gRPC {', '.join(f'{name}: {count:,}' for name, count in sorted(said.items()))}",
-            not failed and not deaths and not shapeless and {*codes} <= OURS,
+            not failed
+            and not deaths
+            and not shapeless
+            and longest.seconds < STUCK_SECONDS
+            and {*codes} <= OURS,
             longest.seconds < 2,
         )
     ]

@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from tests.chaos.finding import share
+from tests.chaos.finding import STUCK_SECONDS, share
 from tests.chaos.probing import Probes
 from tests.chaos.stage import Stage, until_ready
 
@@ -55,11 +55,17 @@ class Seen:
 
     def is_within(self, most: float) -> bool:
         """Whether no process has grown by more bytes, none was killed, and probes were answered."""
-        return self.peak.bytes <= most and not (self.unwell or self.killed)
+        stuck = self._latest > STUCK_SECONDS
+        return self.peak.bytes <= most and not (stuck or self.unwell or self.killed)
 
     @property
     def timely(self) -> bool:
-        return max(self.late, default=0) <= MOST_PROBE_SECONDS
+        """Whether the probes were answered as quickly as on two quiet cores."""
+        return self._latest <= MOST_PROBE_SECONDS
+
+    @property
+    def _latest(self) -> float:
+        return max(self.late, default=0)
 
 
 class Watch:
