@@ -63,6 +63,8 @@ async def probing(*ports: int) -> AsyncIterator[Probes]:
     async def read() -> None:
         assert process.stdout
         async for line in process.stdout:
+            if not line.endswith(b"\n"):  # the process was killed while it wrote
+                return
             port, sent, seconds, status = line.split()
             probes.add(Probe(int(port), float(sent), float(seconds), int(status)))
 
@@ -94,7 +96,7 @@ async def main(*ports: int) -> None:
         while True:
             sent = time.monotonic()
             status = await probe(port)
-            print(port, sent, time.monotonic() - sent, status, flush=True)
+            print(f"{port} {sent} {time.monotonic() - sent} {status}", flush=True)
             await asyncio.sleep(PAUSE_SECONDS)
 
     await asyncio.gather(*map(ask, ports))
