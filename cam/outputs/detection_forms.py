@@ -241,9 +241,9 @@ def corners_of(boxes: Tensor) -> Tensor:
     return corners
 
 
-def are_shares(values: Tensor) -> bool:
-    """Return whether all values are in 0 … 1, up to rounding; NaN values are ignored."""
-    slack = max(1e-5, 2 * torch.finfo(values.dtype).eps)
+def are_shares(values: Tensor, slack: float = 0.0) -> bool:
+    """Return whether all values are in 0 … 1, or outside it by at most `slack`; NaN values are
+    ignored."""
     return not bool(((values < -slack) | (values > 1 + slack)).any())
 
 

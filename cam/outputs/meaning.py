@@ -225,7 +225,7 @@ class _Trial:
             values = first if scale is None else self._outputs(self._noise(scale, turn))
             if values is None or not values.isfinite().all():
                 continue
-            if not are_shares(values):
+            if not _are_shares(values):
                 return []
             outputs.append(values)
         return outputs
@@ -256,7 +256,7 @@ class _Trial:
                         values = self._outputs(base)
                     if values is None or plain is None or not values.isfinite().all():
                         continue
-                    if not are_shares(values):
+                    if not _are_shares(values):
                         return False
                     moved |= bool((values - plain).abs().max() > 1e-3)
             if moved:
@@ -270,7 +270,7 @@ class _Trial:
             return False
         outputs = [self._outputs(self._noise(scale, turn)) for turn, scale in enumerate(HUGE)]
         finite = [values for values in outputs if values is not None and values.isfinite().all()]
-        if not finite or not all(map(are_shares, finite)):
+        if not finite or not all(map(_are_shares, finite)):
             return False
         values = torch.cat(finite)
         return bool(values.min() < 0.01) and bool(values.max() > 0.99)
@@ -328,6 +328,11 @@ class _Trial:
 
 
 _SEVERAL: Final = "the model has several outputs and ends in no softmax or sigmoid"
+
+
+def _are_shares(values: Tensor) -> bool:
+    """Return whether finite values are in 0 … 1, up to rounding."""
+    return are_shares(values, max(1e-5, 2 * torch.finfo(values.dtype).eps))
 
 
 def _add_up(values: Tensor) -> bool:

@@ -332,6 +332,14 @@ def test_scores_outside_0_to_1_are_refused() -> None:
         cam.explain(model, blurry(SIDE), layer="stem")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_score_just_above_1_is_refused(dtype: torch.dtype) -> None:
+    above = 1 + torch.finfo(dtype).eps
+    rows = torch.tensor([[50.0, 40, 20, 10, 0.5, above]], dtype=dtype)
+    with pytest.raises(NotLogits, match="not in 0 … 1"):
+        detections_of(rows.T[None], (100, 100), form="yolov8", classes=2)
+
+
 def test_turned_boxes_by_hand() -> None:
     """A box of 20 × 10 that is turned by a right angle is 10 × 20, and by 45 degrees a square."""
     rows = torch.tensor(
