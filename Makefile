@@ -40,7 +40,7 @@ test: lint types ## format, lint, types, and the tests that one waits for
 # What takes seconds or starts processes: parity with other tools on whole architectures, the
 # generated requests of the contract, the documents' examples, processes that are killed, databases,
 # Ray where it is installed; and every rehearsed attack.
-check: .venv/test .venv/weights $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, a quarter of an hour
+check: .venv/test .venv/weights $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, half an hour
 	$(PYTEST) --session-timeout 2600 $(PARALLEL) -m slow --ignore tests/chaos
 	$(PYTEST) --session-timeout 1100 $(BUSY:loadfile=load) tests/chaos
 

@@ -61,7 +61,7 @@ class Flood:
 
     @property
     def refusals(self) -> list[Shot]:
-        """The answers that there is no room. A 504 comes after the deadline, and is none."""
+        """The answers which say that there is no room. A 504 is an answer that came too late."""
         return [shot for shot in self.shots if shot.status in (429, 503)]
 
     @property

@@ -33,13 +33,11 @@ def main() -> None:
         begun = time.monotonic()
         findings[name] = asyncio.run(ATTACKS[name](arguments.scale))
         for each in findings[name]:
-            print(f"{'   ' if each.kept and each.timely else 'NOT'} {each.row()}", flush=True)
+            print(f"{'   ' if each.well else 'NOT'} {each.row()}", flush=True)
         print(f"    {name}: {time.monotonic() - begun:.0f} s", flush=True)
     if arguments.write:
         write(findings)
-    raise SystemExit(
-        not all(each.kept and each.timely for one in findings.values() for each in one)
-    )
+    raise SystemExit(not all(each.well for one in findings.values() for each in one))
 
 
 def write(found: dict[str, list[Finding]]) -> None:

@@ -21,8 +21,13 @@ class Finding:
     timely: bool = True
     """Whether it took no longer than it may on two quiet cores. A rehearsal does not judge it."""
 
+    @property
+    def well(self) -> bool:
+        """Whether it did what it may, in time."""
+        return self.kept and self.timely
+
     def row(self) -> str:
-        mark = "" if self.kept and self.timely else " **not kept**"
+        mark = "" if self.well else " **not kept**"
         return f"| {self.attack} | {self.allowed} | {self.found}{mark} |"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from tests.chaos.finding import Finding
+from tests.chaos.finding import STUCK_SECONDS, Finding
 from tests.chaos.models import SICK
 from tests.chaos.sockets import metric
 from tests.chaos.stage import Client, photo, plain, staged
@@ -91,7 +91,7 @@ async def hanging(scale: float) -> list[Finding]:
             f"{ready - unready:.1f} s later; the hung one {hung}, who waited {waited}, the next "
             f"one {after}; {restarts:.0f} restart",
             (other, hung, waited, after, restarts) == (200, 503, 503, 200, 1)
-            and late >= 0
+            and 0 <= late < STUCK_SECONDS
             and ready > 0,
             late < 1,
         )

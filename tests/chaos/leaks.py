@@ -26,7 +26,7 @@ async def leaks(scale: float) -> list[Finding]:
     count = int(50_000 * scale)
     most = SLOPE if scale >= 1 else REHEARSED_SLOPE
     warming = WARMING if scale >= 1 else REHEARSED_WARMING
-    found = await _measure("watched", count, max(count // 20, warming), most)
+    found = await _measure("watched", count, warming, most)
     control = await _measure("leaky", min(count, 4_000), warming // 10, most)
     kept = found.caught == []
     return [

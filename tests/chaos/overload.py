@@ -91,7 +91,7 @@ def _judged(
         f"refusals without Retry-After, p99 {refusal * 1000:.0f} ms; probes p99 "
         f"{probe * 1000:.0f} ms, at their own port {beside * 1000:.0f} ms; over after "
         f"{drained:.2f} s; the generator's lateness p99 {burst.lateness * 1000:.0f} ms",
-        statuses.keys() <= {200, 429, 503, 504}
+        {200} <= statuses.keys() <= {200, 429, 503, 504}
         and not without
         and well
         and max(probe, beside) <= STUCK_SECONDS,

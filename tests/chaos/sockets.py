@@ -37,8 +37,8 @@ async def dripping(scale: float) -> list[Finding]:
             f"{len(lives)} closed, the last after {max(lives):.1f} s; {len(beside)} honest "
             f"requests all answered, p99 {share(beside, 0.99) * 1000:.0f} ms, {factor:.1f}× of "
             f"{share(alone, 0.99) * 1000:.0f} ms alone",
-            len(lives) >= count,
-            max(lives) <= 12 and factor < 2,
+            len(lives) >= count and max(lives) <= 12,
+            factor < 2,
         )
     ]
 

@@ -259,7 +259,7 @@ class Client:
             ordered: False gives each as soon as it is ready, whatever its place.
 
         Raises:
-            TypeError, ValueError: if one of the photos is none, or the parameters are too long.
+            TypeError, ValueError: if an item is not a photo, or the parameters are too long.
             ClientError: if `model` is to be asked for, and there is no answer.
             Exception: whatever reading `photos` raises, after the results of those read before.
         """
