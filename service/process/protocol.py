@@ -10,12 +10,14 @@ import asyncio
 from asyncio import TimerHandle
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import getrandbits
 from time import monotonic
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
 from service.core.errors import HeadTooLarge, MalformedRequest, Overloaded, Problem, TooSlow
 from service.http.guard import RawHeaders
@@ -87,7 +89,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """The problem to send when all earlier requests have been answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        # As uvicorn's, without the addresses: a refusal does without them. Each system call gives
+        # the interpreter to a thread that decodes photos, and waits until it comes back.
+        self.connections.add(self)
+        self.transport = transport
+        self.scheme = "http"
         self.flow = self._flow = Flow(transport)
         transport.set_write_buffer_limits(0)  # writing resumes only when the buffer is empty
         if self.limits.counts.add(CONNECTIONS, 1) > self.limits.max_connections:
@@ -157,6 +163,9 @@ class BoundedProtocol(HttpToolsProtocol):
             if let_in:
                 self._place = let_in["place"]  # the app frees it
                 self.scope["state"].update(let_in)
+        if self.client is None:
+            self.client = self.scope["client"] = get_remote_addr(self.transport)
+            self.server = self.scope["server"] = get_local_addr(self.transport)
         self.scope["state"]["abort"] = self._abort
         super().on_headers_complete()
         self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
@@ -349,7 +358,8 @@ def _large_head(what: str) -> HeadTooLarge:
 def _response(problem: Problem, *, keep_alive: bool = False) -> bytes:
     about, body = problem.written()
     connection = "keep-alive" if keep_alive else "close"
-    headers = {**about, "connection": connection, "x-request-id": str(uuid4())}
+    number = UUID(int=getrandbits(128), version=4)  # uuid4 makes a system call
+    headers = {**about, "connection": connection, "x-request-id": str(number)}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[problem.status] + lines.encode() + b"\r\n" + body
 
