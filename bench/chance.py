@@ -5,7 +5,7 @@
 Random parts of nine photos, explained by the embedded model with Grad-CAM of the predicted class.
 Each wrong map is judged on a photo by every metric that gives a verdict on chance:
 
-- `another photo`: the map of a photo of another class
+- `another photo`: the map of a part of another photo, of another class
 - `shifted`: the photo's own map, moved along both sides by a random number of pixels, around the
   edges
 - `mirrored`: the photo's own map from left to right
@@ -91,7 +91,8 @@ def calibrated(
     """Return how many of the wrong maps of each kind, and of the own ones, each metric calls better
     and worse than chance."""
     rng = np.random.default_rng(0)
-    pictures = [crops(each, rng)[0] for each in islice(cycle(photos()), count)]
+    sources = photos()
+    pictures = [crops(each, rng)[0] for each in islice(cycle(sources), count)]
     maps, classes = explained(served, pictures)
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for kind in ("own", "another photo", *CHANGES):
@@ -99,7 +100,12 @@ def calibrated(
         for number, pixels in enumerate(pictures):
             values = maps[number]
             if kind == "another photo":
-                others = [each for each in range(count) if classes[each] != classes[number]]
+                others = [
+                    each
+                    for each in range(count)
+                    if classes[each] != classes[number]
+                    and (each - number) % len(sources)  # not of the same photo
+                ]
                 values = maps[int(rng.choice(others))]
             elif kind != "own":
                 values = CHANGES[kind](values, rng)

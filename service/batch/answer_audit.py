@@ -22,12 +22,13 @@ from service.batch.progress import Tally, say, shown
 from service.core.audit_schemas import ArmRecord, Audit, Finding, PhotoFailure, PhotoRecord
 from service.core.errors import ConfigError, InvalidParameter, Problem
 from service.core.files import written_whole
+from service.features.answers.ask import ask
+from service.features.answers.parameters import AnswerParameters
 from service.insights.audit.plan import LEAST_PHOTOS, Arm
 from service.insights.audit.recommendation import listed, points_of, recommended, why_none
 from service.insights.audit.summary import summarised
 from service.local.session import LocalSession, local_session
 from service.models.info import ModelInfo
-from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import AUDITED
 from service.pipeline.validation import validated
@@ -137,7 +138,7 @@ async def _measured(
 
     async def answered(parameters: AnswerParameters, **changes: Any) -> ExplainedAnswer:
         instance = Instance(number, name, image, "", parameters.model_copy(update=changes))
-        return (await session.pipeline.answer(session.replicas, instance, Timings())).answer
+        return (await ask(session.pipeline, session.replicas, instance, Timings())).answer
 
     said = await answered(asked[0], method="logits")
     seen = {word.text.lower(): word for word in said.words if word.from_language is False}

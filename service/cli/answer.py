@@ -14,8 +14,9 @@ from service.cli.explain import Names, cell, make_folder, write_file
 from service.core.errors import Problem
 from service.core.schemas import dump
 from service.core.settings import Settings
+from service.features.answers.ask import ask
+from service.features.answers.parameters import AnswerParameters
 from service.local.session import local_session
-from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
 from service.pipeline.validation import validated
@@ -55,7 +56,7 @@ async def _answer(
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
-                result = await session.pipeline.answer(session.replicas, instance, Timings())
+                result = await ask(session.pipeline, session.replicas, instance, Timings())
                 said = result.as_json()
                 file = output / f"{names.of(photo)}.{said.method}.png"
                 write_file(file, result.as_picture("image/png"))

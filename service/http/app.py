@@ -45,6 +45,7 @@ from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Deliver, Head, ObserveRequests
 from service.http.open_inference.inference import Inference
 from service.http.open_inference.routes import Repository, make_open_inference_router
+from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
 from service.http.platforms.addresses import PlatformAddresses, native_path
@@ -58,7 +59,6 @@ from service.http.platforms.sagemaker import (
 from service.http.platforms.vertex import NestExplanations
 from service.http.proxies import Forwarded, Prefixed
 from service.http.reception import Reception
-from service.http.routes import make_router
 from service.jobs.host import Jobs
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
@@ -89,6 +89,7 @@ def make_app(
     settings: Settings,
     entries: Sequence[ModelEntry],
     *,
+    operations: Sequence[Operation[Any, Any]],
     manager: Backend,
     metrics: Metrics,
     counts: ServiceCounts | None = None,
@@ -99,6 +100,7 @@ def make_app(
 
     Args:
         entries: the configured models, which may be added again after they were removed.
+        operations: what the models do with images: `service.features.OPERATIONS`.
         manager: the backend; the app enters it when it starts, and leaves it when it ends.
         metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
         counts: the counts of the whole service; by default, this process is alone.
@@ -200,7 +202,7 @@ def make_app(
     for router in (
         make_page_router(),
         make_about_router(manager=manager, metrics=metrics),
-        make_router(reception=reception, pipeline=pipeline),
+        make_operations_router(operations, reception=reception, pipeline=pipeline),
         make_jobs_router(jobs=jobs, manager=manager),
         make_audits_router(jobs=jobs),
         make_administration_router(administration),

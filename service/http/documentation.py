@@ -5,23 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from service.core.answer_schemas import Answer, TokenLine
 from service.core.job_schemas import ItemResult
-from service.core.schemas import TINY_PNG, Evaluation, Explanation, Prediction
-from service.http.contract import PHOTOS, takes, worked_example
+from service.core.schemas import TINY_PNG, Explanation, Prediction
+from service.http.contract import takes, worked_example
 from service.http.job_queries import JobParameters, SubmitQuery
 from service.jobs.manifest import JobRequest
 from service.models.catalog import NewModel
-from service.pipeline.answer_parameters import AnswerParameters, AnswerRequest
-from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
-from service.pipeline.parameters import (
-    ActivationParameters,
-    ActivationRequest,
-    ExplainRequest,
-    Parameters,
-    PredictParameters,
-    PredictRequest,
-)
 
 DESCRIPTION: Final = """\
 Explains what vision models look at: class activation maps of PyTorch models over HTTP.
@@ -45,11 +34,6 @@ TAGS: Final = [
 ]
 
 EXPLANATION: Final = worked_example(Explanation)
-EXPLANATION_LINE: Final = json.dumps(EXPLANATION) + "\n"
-EVALUATION_LINE: Final = json.dumps(worked_example(Evaluation)) + "\n"
-ANSWER_LINES: Final = (
-    json.dumps(worked_example(TokenLine)) + "\n" + json.dumps(worked_example(Answer)) + "\n"
-)
 RESULT: Final[dict[str, Any]] = {
     **worked_example(ItemResult),
     "prediction": worked_example(Prediction),
@@ -62,50 +46,6 @@ CLUSTER_LINES: Final = (
 )
 
 _INSTANCE: Final = {"image": {"b64": TINY_PNG}}
-PREDICT: Final = takes(
-    PredictParameters,
-    PredictRequest,
-    example={"instances": [_INSTANCE], "parameters": {"top_k": 3, "fit": "squash"}},
-    form=PredictParameters,
-    files=PHOTOS,
-)
-ACTIVATIONS: Final = takes(
-    ActivationParameters,
-    ActivationRequest,
-    example={"instances": [_INSTANCE], "parameters": {"layer": ["blocks.0", "bn2"]}},
-    form=ActivationParameters,
-    files=PHOTOS,
-)
-EVALUATE: Final = takes(
-    EvaluateParameters,
-    EvaluateRequest,
-    example={
-        "instances": [{**_INSTANCE, "target": "Egyptian cat"}, _INSTANCE],
-        "parameters": {"metrics": ["insertion", "deletion", "stability"]},
-    },
-    form=EvaluateParameters,
-    files=PHOTOS,
-)
-ANSWER: Final = takes(
-    AnswerParameters,
-    AnswerRequest,
-    example={
-        "instances": [{**_INSTANCE, "question": "what colour is the circle?"}, _INSTANCE],
-        "parameters": {"question": "what is in the picture?", "max_tokens": 32},
-    },
-    form=AnswerParameters,
-    files=PHOTOS,
-)
-EXPLAIN: Final = takes(
-    Parameters,
-    ExplainRequest,
-    example={
-        "instances": [{**_INSTANCE, "id": "a", "target": "Egyptian cat"}, _INSTANCE],
-        "parameters": {"method": "gradcam", "output": "overlay", "fit": "squash"},
-    },
-    form=Parameters,
-    files=PHOTOS,
-)
 SUBMIT: Final = takes(
     SubmitQuery,
     JobRequest,

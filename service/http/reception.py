@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final, Generic
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from service.backend.interface import Backend, ModelBackend
@@ -144,10 +145,13 @@ class Reception:
 
     @asynccontextmanager
     async def receive(
-        self, request: Request, model: str, parameters: type[P]
+        self, request: Request, model: str, parameters: type[P], body: type[BaseModel]
     ) -> AsyncIterator[RequestContext[P]]:
         """Read and admit a request. The block must end before the request's deadline. The images
         count as in progress until it ends.
+
+        Args:
+            body: schema of a body of JSON, with `instances` and `parameters`.
 
         Raises:
             Problem: if the request as a whole cannot be read, is not admitted, or takes too long.
@@ -155,7 +159,7 @@ class Reception:
         place: AdmittedRequest | None = request.scope["state"].get("place")
 
         async def read() -> list[Instance[P]]:
-            return await read_instances(request, parameters, max_instances=self.max_instances)
+            return await read_instances(request, parameters, body, max_instances=self.max_instances)
 
         seconds = self.timeout_of(request)
         admitted = self.admitted(

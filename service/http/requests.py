@@ -21,42 +21,25 @@ from service.core.errors import (
 )
 from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
-from service.pipeline.answer_parameters import AnswerInstance, AnswerParameters, AnswerRequest
-from service.pipeline.evaluate_parameters import EvaluateParameters, EvaluateRequest
 from service.pipeline.images import decode_base64
 from service.pipeline.instances import Instance, P, Remote
 from service.pipeline.multipart import FormParser
-from service.pipeline.parameters import (
-    MAX_INSTANCES,
-    ActivationParameters,
-    ActivationRequest,
-    ExplainInstance,
-    ExplainRequest,
-    ImageParameters,
-    Parameters,
-    PredictParameters,
-    PredictRequest,
-)
-from service.pipeline.validation import own_of, parameter_problem, read_parameters
+from service.pipeline.parameters import MAX_INSTANCES, ImageParameters
+from service.pipeline.validation import parameter_problem, read_parameters
 
-Body = PredictRequest | ExplainRequest | ActivationRequest | EvaluateRequest | AnswerRequest
-REQUESTS: dict[type[ImageParameters], type[Body]] = {
-    AnswerParameters: AnswerRequest,
-    PredictParameters: PredictRequest,
-    Parameters: ExplainRequest,
-    ActivationParameters: ActivationRequest,
-    EvaluateParameters: EvaluateRequest,
-}
 MAX_MISTAKES = 1000
 ACCEPTED = "application/json, multipart/form-data or image/*"
 
 
 async def read_instances(
-    request: Request, parameters: type[P], *, max_instances: int
+    request: Request, parameters: type[P], body: type[BaseModel], *, max_instances: int
 ) -> list[Instance[P]]:
     """Read a request's body, whatever its form.
 
     Query parameters apply to every instance; parameters in the body take precedence.
+
+    Args:
+        body: schema of a body of JSON, with `instances` and `parameters`.
 
     Raises:
         Problem: if the request as a whole cannot be read.
@@ -69,7 +52,7 @@ async def read_instances(
     charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
     if media_type == "application/json" and charset in ("utf-8", "utf8"):
         read = await to_thread.run_sync(
-            _from_json, await request.body(), base, origins, max_instances
+            _from_json, await request.body(), body, base, origins, max_instances
         )
     elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
         boundary = options.get(b"boundary")
@@ -95,11 +78,14 @@ def _limit(count: int, max_instances: int) -> None:
 
 
 def _from_json(
-    body: bytes, base: P, origins: Mapping[str, str], max_instances: int
+    body: bytes,
+    schema: type[Any],
+    base: P,
+    origins: Mapping[str, str],
+    max_instances: int,
 ) -> list[Instance[P]]:
     if not body.strip():
         raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
-    schema = REQUESTS[type(base)]
     try:
         sent = validate_json(schema, body, strict=True)
     except ValidationError as error:
@@ -110,8 +96,7 @@ def _from_json(
     instances = []
     for index, instance in enumerate(sent.instances):
         pointer = f"/instances/{index}/image/b64"
-        several = isinstance(instance, ExplainInstance | AnswerInstance)
-        own = _set(instance, own_of(type(base))) if several else {}
+        own = _set(instance, base.own)
         image: bytes | Problem | Remote
         if instance.image.url is not None:
             pointer = f"/instances/{index}/image/url"
@@ -199,7 +184,7 @@ def _body_problem(error: ValidationError, parameters: type[ImageParameters]) -> 
     unknown = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
     where = [str(part) for part in first["loc"]]
-    own = own_of(parameters)
+    own = parameters.own
     if first["type"] == "too_long" and where == ["instances"]:
         return TooManyInstances(f"the request has more than {MAX_INSTANCES} instances")
     if where[:1] == ["parameters"] and len(where) > 1:

@@ -13,7 +13,7 @@ from service.jobs.records import LONGEST_ID, Source
 from service.pipeline.images import decode_base64
 from service.pipeline.parameters import ExplainInstance, Parameters
 from service.pipeline.targets import StrictModel
-from service.pipeline.validation import OWN, parameter_problem
+from service.pipeline.validation import parameter_problem
 
 MOST_PATH = 2000
 FORMS = ("b64", "url", "path", "uri")
@@ -83,7 +83,11 @@ class JobInstance(ExplainInstance):
     @property
     def own(self) -> dict[str, Any]:
         return self.model_dump(
-            mode="json", include=set(OWN), exclude_none=True, exclude_unset=True, by_alias=True
+            mode="json",
+            include=set(Parameters.own),
+            exclude_none=True,
+            exclude_unset=True,
+            by_alias=True,
         )
 
 
@@ -101,9 +105,9 @@ def manifest_problem(error: ValidationError, where: str = "") -> Problem:
     way = [str(part)[:80] for part in first["loc"]]
     if way[:1] == ["parameters"] and len(way) > 1:
         return parameter_problem(error, Parameters, "/parameters", depth=1)
-    if way[:1] == ["instances"] and len(way) > 2 and way[2] in OWN:
+    if way[:1] == ["instances"] and len(way) > 2 and way[2] in Parameters.own:
         return parameter_problem(error, Parameters, f"/instances/{way[1]}", depth=2)
-    if where and way[:1] and way[0] in OWN:
+    if where and way[:1] and way[0] in Parameters.own:
         return parameter_problem(error, Parameters, where)
     pointer = where + "".join(f"/{part}" for part in way[:4])
     if first["type"] == "extra_forbidden":

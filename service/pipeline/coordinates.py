@@ -7,8 +7,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.drawing.heatmap import Box
-from service.core.errors import InvalidTarget
+from cam.targets import pixels_in
+from service.core.errors import InvalidRegion, InvalidTarget, Problem
 from service.models.preprocessing import ModelInput
+from service.pipeline.images import picture_of
+from service.pipeline.targets import RegionObject
 
 Edges = tuple[float, float, float, float]
 
@@ -80,6 +83,27 @@ def mask_on_input(mask: Image.Image, photo: Image.Image, seen: ModelInput) -> ND
         raise InvalidTarget("the mask has no white pixel that the model sees")
     seen_: NDArray[np.bool_] = placed
     return seen_
+
+
+def region_on_input(
+    region: RegionObject, photo: Image.Image, seen: ModelInput, *, max_pixels: int
+) -> NDArray[np.bool_]:
+    """Return the pixels of the model's input that lie in a region of the photo, bool (H, W).
+
+    Raises:
+        InvalidRegion: if the region is not on the photo, or the model sees nothing of it.
+    """
+    try:
+        if region.mask is not None:
+            white = picture_of(region.mask.b64, "region's mask", max_pixels=max_pixels)
+            return mask_on_input(white, photo, seen)
+        assert region.box is not None
+        inside = pixels_in(box_on_input(region.box, photo, seen), *seen.pixels.shape[:2])
+    except Problem as problem:
+        raise InvalidRegion(problem.detail) from None
+    if not inside.any():
+        raise InvalidRegion("the box has no pixel that the model sees")
+    return inside
 
 
 def _scale(seen: ModelInput) -> tuple[float, float]:

@@ -3,7 +3,7 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,10 +12,9 @@ from typing_extensions import TypeAliasType
 from cam import COLORMAPS, METHODS, METRICS
 from cam.errors import did_you_mean
 from cam.reasons.cascade import MOST_REASONS
-from service.core.choices import ChannelRanking, Fuse, Normalize, Output, Size, Smooth, WantedFit
+from service.core.choices import Fuse, Normalize, Output, Size, Smooth, WantedFit
 from service.pipeline.targets import (
     MAX_MAPS,
-    ClassIndex,
     Name,
     Photo,
     StrictModel,
@@ -110,6 +109,11 @@ def known_colormap(colormap: str | None) -> str | None:
 class ImageParameters(StrictModel):
     """Parameters of any work on an image."""
 
+    own: ClassVar[tuple[str, ...]] = ()
+    """Names of the parameters that a single instance may set."""
+    asks: ClassVar[bool] = False
+    """Whether they ask a question, which a vision–language model answers."""
+
     @property
     def costly(self) -> bool:
         """Whether an image needs many passes through the model, or many maps."""
@@ -152,6 +156,8 @@ class PredictParameters(ImageParameters):
 class Parameters(PredictParameters):
     """Parameters of `:explain`: the same names in JSON, query, form fields, and on the command
     line."""
+
+    own: ClassVar[tuple[str, ...]] = ("target", "method", "layer")
 
     top_k: int = Field(
         5,
@@ -275,6 +281,11 @@ class Parameters(PredictParameters):
         return self.top_k if "top_k" in self.model_fields_set else 1
 
     @property
+    def scored(self) -> bool:
+        """Whether the maps are scored."""
+        return bool(self.evaluate)
+
+    @property
     def pictured(self) -> bool:
         """Whether a JSON answer has a picture beside the map."""
         return self.output not in (None, "mask", "values")
@@ -310,7 +321,7 @@ class Parameters(PredictParameters):
         many = any(METHODS[name].formula == "steps" for name in self._known)
         many = many or AUDITED in self.methods  # it may be any method
         augmented = self.smooth in ("augment", "both")
-        many = many or augmented or bool(self.evaluate) or self.maps > FEW_MAPS
+        many = many or augmented or self.scored or self.maps > FEW_MAPS
         return many or super().costly
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
@@ -325,45 +336,6 @@ class Parameters(PredictParameters):
             if name not in METHODS and name != AUDITED:
                 raise PydanticCustomError("unknown_method", no_method(name))
         return method
-
-
-class ActivationParameters(PredictParameters):
-    """Parameters of `:activations`."""
-
-    top_k: int = Field(25, ge=1, le=400, description="How many channels a gallery shows.")
-    layer: LayerParameter = Field(
-        "auto",
-        description=(
-            "A layer, several, or patterns like `blocks.*.bn1`; `auto` is the model's default."
-        ),
-    )
-    target: ClassIndex | Name | TargetObject | None = Field(
-        None, description="What is differentiated; without it, the predicted class's logit."
-    )
-    by: ChannelRanking = Field(
-        "activation",
-        description=(
-            "Which channels a gallery shows: those of the greatest mean activation, or those that "
-            "Grad-CAM weights most."
-        ),
-    )
-    colormap: Colormap = Field("viridis", description="The colours of a gallery.")
-    concepts: int | None = Field(
-        None,
-        ge=2,
-        le=10,
-        description=(
-            "Factorise a layer's activations into so many concepts; a picture then shows them over "
-            "the photo, with the classes that the model makes of each alone."
-        ),
-    )
-
-    @property
-    def costly(self) -> bool:
-        return True  # each image is processed alone, not in a batch
-
-    _object_in_text = field_validator("target", mode="before")(object_in_text)
-    _colormap_exists = field_validator("colormap")(known_colormap)
 
 
 class PredictInstance(StrictModel):
@@ -394,13 +366,6 @@ class PredictRequest(StrictModel):
         min_length=1, max_length=MAX_INSTANCES
     )
     parameters: PredictParameters = Field(default_factory=PredictParameters)
-
-
-class ActivationRequest(StrictModel):
-    instances: Annotated[list[PredictInstance], FailFast()] = Field(
-        min_length=1, max_length=MAX_INSTANCES
-    )
-    parameters: ActivationParameters = Field(default_factory=ActivationParameters)
 
 
 class ExplainRequest(StrictModel):

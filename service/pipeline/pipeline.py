@@ -8,7 +8,6 @@ and Ray all use it.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -22,18 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam import (
-    AnswerOptions,
     ClassTarget,
-    Concept,
     Explanation,
-    Observation,
     Question,
     SimilarityTarget,
     Target,
 )
-from cam.answers.answer import LEAST_SIDE, READ_OFF
-from cam.drawing.heatmap import Box
-from cam.drawing.overlay import Picture
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import MetricOptions, Scores
 from cam.reasons.cascade import Cascade, layer_of
@@ -41,16 +34,14 @@ from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
 from service.backend.timings import Timings
 from service.backend.work import (
-    AnswerQuestion,
     Embed,
     Evaluate,
     Explain,
-    Factorise,
-    Observe,
     ReadText,
 )
 from service.core import schemas
-from service.core.errors import InvalidParameter, NotAcceptable, Problem, UnsuitedModel
+from service.core.choices import WantedFit
+from service.core.errors import Problem, UnsuitedModel
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
@@ -58,29 +49,11 @@ from service.limits.counters import ServiceCounts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-from service.pipeline.answer_parameters import AnswerParameters
-from service.pipeline.answers import AnswerResult
-from service.pipeline.evaluate_parameters import EvaluateParameters
-from service.pipeline.evaluation import (
-    Map,
-    describe_scores,
-    map_on_input,
-    options_of,
-    region_on_input,
-    require_suited,
-)
+from service.pipeline.evaluation import require_suited
 from service.pipeline.images import EncodedPhoto, picture_of
 from service.pipeline.instances import Instance, P
-from service.pipeline.json_records import describe_target, predict
-from service.pipeline.observations import (
-    NPZ,
-    describe_activations,
-    draw_concepts,
-    draw_gallery,
-    pack_arrays,
-)
+from service.pipeline.json_records import predict
 from service.pipeline.parameters import (
-    ActivationParameters,
     Parameters,
     PredictParameters,
     points_at_photo,
@@ -88,19 +61,12 @@ from service.pipeline.parameters import (
 from service.pipeline.resolve import (
     asked_model,
     cheapest,
-    layers_of,
-    method_of,
     placed,
     questions_of,
-    target_of,
 )
 from service.pipeline.result import AnswerBudget, ImageResult
+from service.pipeline.targets import TargetParameter
 
-EXPLAINING_SHARE: Final = 0.875
-"""Share of an answer's time that is left for methods with passes of their own: those with gradients
-take five to ten times as long as the answer."""
-ANSWERED_SIDE: Final = 1024
-"""Longer side, in pixels, to which a photo is reduced before a question about it is answered."""
 T = TypeVar("T")
 SMALL_JPEG_BYTES: Final = 128 * 1024
 """Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
@@ -137,10 +103,10 @@ class Pipeline:
         counts: ServiceCounts | None = None,
         fitting: Callable[[int], int] = lambda batch: 0,
     ) -> None:
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
         self._fitting = fitting
-        self._metrics = metrics
-        self._observing = asyncio.Semaphore(OBSERVED_AT_ONCE)
+        self.metrics = metrics
+        self.few_at_once = asyncio.Semaphore(OBSERVED_AT_ONCE)
         self._budgets = {
             priority: PixelBudget(
                 pixels=pixel_budget // (2 if priority == "background" else 1),
@@ -191,7 +157,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        timings, model = timings or Timings(), _asked(replicas, instance)
+        timings, model = timings or Timings(), asked_model_of(replicas, instance)
         metrics = instance.parameters.evaluate or ()
         scores: tuple[Scores, ...] = ()
         if metrics:
@@ -199,13 +165,13 @@ class Pipeline:
                 require_suited(metrics)
             except Problem as problem:
                 raise instance.blame(problem) from None
-            until = _part(until, 2)
+            until = part_of(until, 2)
         async with AsyncExitStack() as scope:
-            opened = self._opened(model, instance, timings, priority)
+            opened = self.opened(model, instance, timings, priority)
             encoded, pool = await scope.enter_async_context(opened)
             if budget and instance.parameters.size == "image":
                 budget.check(instance, encoded.pixels * instance.parameters.maps)
-            photo, seen, questions, outcome = await self._explained(
+            photo, seen, questions, outcome = await self.explained(
                 replicas,
                 instance,
                 encoded,
@@ -222,7 +188,7 @@ class Pipeline:
                 # to be drawn.
                 photo.close()
                 await scope.aclose()
-                scores = await self._scored(
+                scores = await self.scored(
                     replicas,
                     seen,
                     questions,
@@ -231,11 +197,11 @@ class Pipeline:
                     MetricOptions(),
                     timings,
                     progress,
-                    prompts=_prompts_of(instance),
+                    prompts=prompts_of(instance),
                 )
-                opened = self._opened(model, instance, timings, priority)
+                opened = self.opened(model, instance, timings, priority)
                 encoded, pool = await scope.enter_async_context(opened)
-                photo, seen = await self._seen(model, instance, encoded, pool, timings)
+                photo, seen = await self.seen(model, instance, encoded, pool, timings)
             result = ImageResult(
                 instance,
                 model,
@@ -246,60 +212,11 @@ class Pipeline:
                 encoded.warnings,
                 pool,
                 timings,
-                self._metrics,
+                self.metrics,
             )
             if budget:
                 budget.take(instance, result.numbers)
             yield result
-
-    async def evaluate(
-        self,
-        replicas: ModelBackend,
-        instance: Instance[EvaluateParameters],
-        timings: Timings,
-        progress: Listener | None = None,
-        until: float | None = None,
-    ) -> list[schemas.Evaluation]:
-        """Return the JSON schema objects of the scores of each map of one image, which the service
-        makes or the caller has sent.
-
-        Args:
-            progress: is called with the number of forward passes that have been made.
-            until: time of `time.monotonic` at which the scores should be there. A method of many
-                passes takes half of the time until then, unless the parameters set a `budget`.
-
-        Raises:
-            Problem: if this instance cannot be evaluated.
-        """
-        model, metrics = _asked(replicas, instance), instance.parameters.metrics
-        # The photo is gone by now: what follows takes many passes, and needs the input alone.
-        seen, questions, answer, options, judged = await self._judged(
-            replicas, instance, timings, progress, _part(until, 2)
-        )
-        scores = await self._scored(
-            replicas,
-            seen,
-            questions,
-            answer,
-            metrics,
-            options,
-            timings,
-            progress,
-            judged,
-            _prompts_of(instance),
-        )
-        return [
-            schemas.Evaluation(
-                instance=instance.index,
-                id=instance.id,
-                method=explanation.method if judged is None else None,
-                layer=explanation.layer if judged is None else None,
-                target=describe_target(explanation, model.labels, seen),
-                scores=describe_scores(score, options, model.audited, seen.fit),
-                warnings=list(explanation.warnings) if judged is None else [],
-            )
-            for explanation, score in zip(answer.explanations, scores, strict=True)
-        ]
 
     async def predict(
         self, replicas: ModelBackend, instance: Instance[PredictParameters], timings: Timings
@@ -309,61 +226,13 @@ class Pipeline:
         Raises:
             Problem: if there is no prediction for this instance.
         """
-        model = _asked(replicas, instance)
-        async with self._opened(model, instance, timings) as (encoded, pool):
-            _, seen = await self._seen(model, instance, encoded, pool, timings)
-            work = Explain(seen, watched=True, prompts=_prompts_of(instance))
+        model = asked_model_of(replicas, instance)
+        async with self.opened(model, instance, timings) as (encoded, pool):
+            _, seen = await self.seen(model, instance, encoded, pool, timings)
+            work = Explain(seen, watched=True, prompts=prompts_of(instance))
             outcome = await replicas.ask(work)
         timings.note_outcome(outcome)
         return predict(outcome.value, model, seen, instance)
-
-    async def observe(
-        self, replicas: ModelBackend, instance: Instance[ActivationParameters], timings: Timings
-    ) -> list[schemas.LayerActivation]:
-        """Return the JSON schema objects of the layers that the parameters name, for one image.
-
-        Raises:
-            Problem: if this instance cannot be observed.
-        """
-        model, parameters = _asked(replicas, instance), instance.parameters
-        async with self._opened(model, instance, timings) as (encoded, pool), self._observing:
-            observed, seen = await self._observed(replicas, instance, encoded, pool, timings)
-            concepts = {}
-            if parameters.concepts is not None:
-                concepts = await self._concepts(replicas, instance, seen, timings)
-            describe = partial(describe_activations, observed, concepts, model.labels, instance)
-            return await pool.run(describe)
-
-    async def show(
-        self,
-        replicas: ModelBackend,
-        instance: Instance[ActivationParameters],
-        timings: Timings,
-        media_type: str,
-    ) -> bytes:
-        """Return a picture of the only layer that the parameters name, for one image: its strongest
-        feature maps or its concepts. With `NPZ`, return all layers' arrays as a NumPy file.
-
-        Raises:
-            NotAcceptable: if the media type cannot hold what the parameters ask for.
-            Problem: if this instance cannot be observed.
-        """
-        model, parameters = _asked(replicas, instance), instance.parameters
-        if parameters.concepts is not None and media_type == NPZ:
-            raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
-        async with self._opened(model, instance, timings) as (encoded, pool):
-            if parameters.concepts is not None:
-                photo, seen = await self._seen(model, instance, encoded, pool, timings)
-                concepts = await self._concepts(replicas, instance, seen, timings)
-                labels = model.labels
-                return await pool.run(
-                    lambda: draw_concepts(photo, seen, concepts, labels, media_type)
-                )
-            async with self._observing:
-                observed, _ = await self._observed(replicas, instance, encoded, pool, timings)
-                if media_type == NPZ:
-                    return await pool.run(lambda: pack_arrays(observed))
-                return await pool.run(lambda: draw_gallery(observed, parameters, media_type))
 
     async def input_of(
         self, model: ModelInfo, instance: Instance[PredictParameters], priority: Priority
@@ -374,86 +243,16 @@ class Pipeline:
             Problem: if the image cannot be decoded.
         """
         timings = Timings()
-        async with self._opened(model, instance, timings, priority) as (encoded, pool):
-            _, seen = await self._seen(model, instance, encoded, pool, timings)
+        async with self.opened(model, instance, timings, priority) as (encoded, pool):
+            _, seen = await self.seen(model, instance, encoded, pool, timings)
             return seen, list(encoded.warnings)
 
-    async def answer(
-        self,
-        replicas: ModelBackend,
-        instance: Instance[AnswerParameters],
-        timings: Timings,
-        progress: Listener | None = None,
-        until: float | None = None,
-    ) -> AnswerResult:
-        """Answer a question about one photo and explain each word.
-
-        Args:
-            progress: is called with each token as soon as it is said.
-            until: time of `time.monotonic` at which the answer is cut off.
-
-        Raises:
-            Problem: if the question of this instance cannot be answered.
-        """
-        asked = instance.parameters
-        if not asked.question.strip():
-            problem = InvalidParameter(
-                "question is empty; ask one, as in 'what is in the picture?'"
-            )
-            raise problem.at(instance.origins.get("question", "/parameters/question"))
-        method = method_of(replicas.model, asked)
-        for name, one_word in (("evaluate", asked.evaluate), ("method", method == "eagle")):
-            if one_word and asked.word is None:
-                what = "scores the map of" if name == "evaluate" else "'eagle' explains"
-                problem = InvalidParameter(f"{name} {what} one word; name it by word")
-                raise problem.at(instance.origins.get(name, f"/parameters/{name}"))
-        if asked.region and not asked.evaluate:
-            problem = InvalidParameter("region is for the scores of a word; set evaluate, too")
-            raise problem.at(instance.origins.get("region", "/parameters/region"))
-        async with self._opened(replicas.model, instance, timings) as (encoded, pool):
-
-            def work() -> tuple[tuple[int, int], Picture, NDArray[np.bool_] | None]:
-                with timings.phase("decode", self._metrics):
-                    photo = encoded.decode()
-                    small = photo.copy() if asked.region else photo
-                    size = photo.size
-                    long = max(ANSWERED_SIDE, math.ceil(LEAST_SIDE * max(size) / min(size)))
-                    small.thumbnail((long, long), Image.Resampling.LANCZOS)
-                    pixels = np.asarray(small)
-                    if asked.region is None:
-                        return size, pixels, None
-                    seen = ModelInput.of(pixels, Box(0, 0, *size))
-                    region = region_on_input(asked.region, photo, seen, max_pixels=self._max_pixels)
-                    return size, pixels, region
-
-            try:
-                size, pixels, region = await pool.run(work)
-            except Problem as problem:
-                raise instance.blame(problem).at(instance.pointer) from None
-        # What follows takes seconds, and holds the small photo alone.
-        options = AnswerOptions(
-            answer=asked.answer,
-            max_tokens=asked.max_tokens,
-            method=method,
-            evidence=asked.evidence,
-            alternatives=asked.alternatives,
-            word=asked.word,
-            evaluate=asked.evaluate,
-            region=region,
-        )
-        if until is not None and method not in READ_OFF:
-            until -= (until - monotonic()) * EXPLAINING_SHARE
-        question = AnswerQuestion(pixels, asked.question, options, until)
-        outcome = await replicas.ask(question, progress=progress)
-        timings.note_outcome(outcome)
-        return AnswerResult(instance, outcome.value, pixels, size, encoded.warnings)
-
-    async def draw_answer(self, draw: Callable[[], T]) -> T:
-        """Run the drawing of an answer in a thread for small images."""
-        return await self._budgets["interactive"].small.run(draw)
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work on a small image, for which the block of `opened` has ended, in a thread."""
+        return await self._budgets["interactive"].small.run(work)
 
     @asynccontextmanager
-    async def _opened(
+    async def opened(
         self,
         model: ModelInfo,
         instance: Instance[P],
@@ -474,7 +273,7 @@ class Pipeline:
             if isinstance(instance.image, Problem):
                 raise instance.image
             assert isinstance(instance.image, bytes)  # a remote image has been fetched by now
-            return EncodedPhoto(instance.image, max_pixels=self._max_pixels)
+            return EncodedPhoto(instance.image, max_pixels=self.max_pixels)
 
         try:
             if _has_quick_header(instance.image):
@@ -484,11 +283,11 @@ class Pipeline:
         except Problem as problem:
             raise problem.at(instance.pointer) from None
         async with AsyncExitStack() as scope:
-            with timings.phase("room", self._metrics):
+            with timings.phase("room", self.metrics):
                 pool = await scope.enter_async_context(budget.hold(encoded.pixels, model.name))
             yield encoded, pool
 
-    async def _explained(
+    async def explained(
         self,
         replicas: ModelBackend,
         instance: Instance[Parameters],
@@ -501,6 +300,7 @@ class Pipeline:
         *,
         watched: bool = False,
         used: bool = False,
+        blank: bool = False,
     ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[ServedAnswer]]:
         """Return the decoded photo, the model's input, the questions that the parameters ask, and
         their answer.
@@ -508,22 +308,31 @@ class Pipeline:
         Args:
             watched: see `Explain`.
             used: see `explain`.
+            blank: whether only the targets and the prediction count, so that any map will do.
 
         Raises:
             Problem: if this instance cannot be explained.
         """
-        model = _asked(replicas, instance)
+        model = asked_model_of(replicas, instance)
         try:
             questions = questions_of(model, instance.parameters)
-            if isinstance(instance.parameters, EvaluateParameters) and instance.parameters.map:
+            if blank:
                 questions = cheapest(model, questions)
-            photo, seen = await self._seen(model, instance, encoded, pool, timings)
-            targets = await self._placed(replicas, instance, questions[0], photo, seen, priority)
+            photo, seen = await self.seen(model, instance, encoded, pool, timings)
+            targets = await self.placed(
+                replicas,
+                questions[0],
+                instance.parameters.target,
+                instance.parameters.fit,
+                photo,
+                seen,
+                priority,
+            )
         except Problem as problem:
             raise instance.blame(problem) from None
         questions = tuple(replace(each, targets=targets, used=used) for each in questions)
-        first = _part(until, instance.parameters.reasons)
-        work = Explain(seen, questions, priority, first, watched, _prompts_of(instance))
+        first = part_of(until, instance.parameters.reasons)
+        work = Explain(seen, questions, priority, first, watched, prompts_of(instance))
         outcome = await replicas.ask(work, progress=progress)
         timings.note_outcome(outcome)
         if instance.parameters.reasons > 1:
@@ -567,7 +376,7 @@ class Pipeline:
                     work,
                     seen=ModelInput.of(pixels, seen.box, seen.fit),
                     questions=(question,),
-                    until=_part(until, left - len(cascade.reasons)),
+                    until=part_of(until, left - len(cascade.reasons)),
                 )
                 outcome = await replicas.ask(further, progress=progress)
                 timings.note_outcome(outcome)
@@ -576,45 +385,7 @@ class Pipeline:
             found += cascade.reasons
         return tuple(found)
 
-    async def _judged(
-        self,
-        replicas: ModelBackend,
-        instance: Instance[EvaluateParameters],
-        timings: Timings,
-        progress: Listener | None,
-        until: float | None,
-    ) -> tuple[ModelInput, tuple[Question, ...], ServedAnswer, MetricOptions, Map | None]:
-        """Return what scoring an image's maps needs: the model's input, the questions, their answer
-        with the maps, the metrics' options, and the map that was sent, on the input's pixels.
-
-        Raises:
-            Problem: if this instance cannot be evaluated.
-        """
-        parameters, limit = instance.parameters, self._max_pixels
-        sent = parameters.map
-        async with self._opened(replicas.model, instance, timings) as (encoded, pool):
-            try:
-                require_suited(parameters.metrics, parameters)
-            except Problem as problem:
-                raise instance.blame(problem) from None
-            photo, seen, questions, outcome = await self._explained(
-                replicas, instance, encoded, pool, timings, progress, until=until
-            )
-
-            def prepare() -> tuple[MetricOptions, Map | None]:
-                options = options_of(parameters, photo, seen, max_pixels=limit)
-                return options, None if sent is None else map_on_input(sent.b64, photo, seen)
-
-            try:
-                options, judged = await pool.run(prepare)
-            except Problem as problem:
-                raise instance.blame(problem) from None
-        answer = outcome.value
-        if judged is not None:
-            answer = replace(answer, explanations=answer.explanations[:1])
-        return seen, questions, answer, options, judged
-
-    async def _scored(
+    async def scored(
         self,
         replicas: ModelBackend,
         seen: ModelInput,
@@ -624,7 +395,7 @@ class Pipeline:
         options: MetricOptions,
         timings: Timings,
         progress: Listener | None,
-        judged: Map | None = None,
+        judged: NDArray[np.float32] | None = None,
         prompts: tuple[str, ...] = (),
     ) -> tuple[Scores, ...]:
         """Return the scores of each of the answer's maps, in their order.
@@ -657,7 +428,7 @@ class Pipeline:
             scores += outcome.value
         return tuple(scores)
 
-    async def _seen(
+    async def seen(
         self,
         model: ModelInfo,
         instance: Instance[PredictParameters],
@@ -668,9 +439,9 @@ class Pipeline:
         """Return the decoded photo, and the model's input."""
 
         def work() -> tuple[Image.Image, ModelInput]:
-            with timings.phase("decode", self._metrics):
+            with timings.phase("decode", self.metrics):
                 photo = encoded.decode()
-            with timings.phase("preprocess", self._metrics):
+            with timings.phase("preprocess", self.metrics):
                 return photo, model.preprocessing.apply(photo, instance.parameters.fit)
 
         try:
@@ -678,11 +449,12 @@ class Pipeline:
         except Problem as problem:
             raise problem.at(instance.pointer) from None
 
-    async def _placed(
+    async def placed(
         self,
         replicas: ModelBackend,
-        instance: Instance[Parameters] | Instance[ActivationParameters],
         question: Question,
+        sent: TargetParameter | None,
+        fit: WantedFit,
         photo: Image.Image,
         seen: ModelInput,
         priority: Priority = "interactive",
@@ -690,22 +462,26 @@ class Pipeline:
         """Return the question's targets, with boxes and masks in the input's pixels, and with other
         photos as embeddings.
 
+        Args:
+            sent: the targets as the request names them.
+            fit: how other photos are fitted to the model's input.
+
         Raises:
-            Problem: if a target of this instance is not valid.
+            Problem: if a target is not valid.
         """
-        model, parameters = replicas.model, instance.parameters
-        if not points_at_photo(parameters.target):
+        model = replicas.model
+        if not points_at_photo(sent):
             return question.targets
-        limit = self._max_pixels
+        limit = self.max_pixels
         # The sizes of a mask and of another photo are not known yet, so they count as large.
         pool = self._budgets[priority].large
-        place = partial(placed, model, question, parameters, photo, seen, max_pixels=limit)
+        place = partial(placed, model, question, sent, photo, seen, max_pixels=limit)
         question, others = await pool.run(place)
         targets = list(question.targets)
 
         def look(b64: str) -> ModelInput:
             return model.preprocessing.apply(
-                picture_of(b64, "target's like", max_pixels=limit), parameters.fit
+                picture_of(b64, "target's like", max_pixels=limit), fit
             )
 
         for turn, other in others.items():  # one by one, so that only one photo is in memory
@@ -717,58 +493,6 @@ class Pipeline:
             targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
         return tuple(targets)
 
-    async def _observed(
-        self,
-        replicas: ModelBackend,
-        instance: Instance[ActivationParameters],
-        encoded: EncodedPhoto,
-        pool: PhotoPool,
-        timings: Timings,
-    ) -> tuple[list[Observation], ModelInput]:
-        """Observe the layers that the parameters name, and return the model's input as well.
-
-        Raises:
-            Problem: if this instance cannot be observed.
-        """
-        model, parameters = _asked(replicas, instance), instance.parameters
-        try:
-            layers = layers_of(model, parameters)
-            target = target_of(model, parameters.target)
-            photo, seen = await self._seen(model, instance, encoded, pool, timings)
-            question = Question((target,), "gradcam", ())
-            (target,) = await self._placed(replicas, instance, question, photo, seen)
-        except Problem as problem:
-            raise instance.blame(problem) from None
-        work = Observe(seen.pixels, layers, target, _prompts_of(instance))
-        outcome = await replicas.ask(work)
-        timings.note_outcome(outcome)
-        return outcome.value, seen
-
-    async def _concepts(
-        self,
-        replicas: ModelBackend,
-        instance: Instance[ActivationParameters],
-        seen: ModelInput,
-        timings: Timings,
-    ) -> dict[str, list[Concept]]:
-        """Return the concepts of each layer that the parameters name, keyed by layer.
-
-        Raises:
-            Problem: if a layer cannot be factorised for this instance.
-        """
-        parameters = instance.parameters
-        try:
-            layers = layers_of(replicas.model, parameters)
-        except Problem as problem:
-            raise instance.blame(problem) from None
-        targets = {}
-        for layer in layers:
-            work = Factorise(seen.pixels, layer, parameters.concepts or 2)
-            outcome = await replicas.ask(work)
-            timings.note_outcome(outcome)
-            targets[layer] = outcome.value
-        return targets
-
 
 def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
     """Check that a model that answers is asked a question, and that no other one is.
@@ -776,7 +500,7 @@ def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
     Raises:
         UnsuitedModel: if it is not so.
     """
-    if model.answers != isinstance(instance.parameters, AnswerParameters):
+    if model.answers != instance.parameters.asks:
         raise UnsuitedModel(
             f"model {model.name!r} answers questions about photos; ask it at :answer"
             if model.answers
@@ -785,7 +509,7 @@ def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
         )
 
 
-def _asked(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
+def asked_model_of(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
     """Return the model, with the prompts of the instance as its classes if it has some.
 
     Raises:
@@ -797,7 +521,8 @@ def _asked(replicas: ModelBackend, instance: Instance[PredictParameters]) -> Mod
         raise problem.at(instance.origins.get("prompts", instance.pointer)) from None
 
 
-def _prompts_of(instance: Instance[PredictParameters]) -> tuple[str, ...]:
+def prompts_of(instance: Instance[PredictParameters]) -> tuple[str, ...]:
+    """Return the prompts of an instance, which `Explain` describes."""
     return tuple(instance.parameters.prompts or ())
 
 
@@ -810,7 +535,7 @@ def _same(question: Question, explanation: Explanation) -> Target:
     return target
 
 
-def _part(until: float | None, parts: int) -> float | None:
+def part_of(until: float | None, parts: int) -> float | None:
     """Return the end of the first of so many equal parts of the time that is left: what making a
     map may take where more is to be done, such as scoring it."""
     now = monotonic()

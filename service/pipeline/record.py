@@ -252,7 +252,7 @@ def _correct(
     target = explanation.target
     if predicted is None or not isinstance(target, ClassTarget):
         return None
-    asked = asked_of(parameters)[explanation.turn]
+    asked = asked_of(parameters.target)[explanation.turn]
     return target.index == predicted.index if _names_a_class(asked) else None
 
 

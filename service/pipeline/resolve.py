@@ -9,12 +9,10 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import cast
 
 from PIL import Image
 
 from cam import METHODS, ClassTarget, Question, Target, UnitTarget
-from cam.answers.answer import AnswerMethod
 from cam.errors import MethodUnsuited
 from service.backend.work import ReadText
 from service.core.errors import (
@@ -29,23 +27,23 @@ from service.core.errors import (
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
-from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.coordinates import box_on_input, mask_on_input
-from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
     AUDITED,
     MAX_MATCHED,
-    ActivationParameters,
     Parameters,
     PredictParameters,
     is_pattern,
     no_method,
 )
-from service.pipeline.targets import MAX_MAPS, NamedClass, OneTarget, TargetObject
-
-MAX_OBSERVED = 64
-"""Maximum number of layers of one `:activations` request."""
+from service.pipeline.targets import (
+    MAX_MAPS,
+    NamedClass,
+    OneTarget,
+    TargetObject,
+    TargetParameter,
+)
 
 
 def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ...]:
@@ -57,7 +55,7 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         ClassOutOfRange, InvalidTarget, InvalidParameter
     """
     model, parameters = asked_model(model, parameters), _audited(model, parameters)
-    targets = tuple(target_of(model, target) for target in asked_of(parameters))
+    targets = tuple(target_of(model, target) for target in asked_of(parameters.target))
     if model.kind == "detections" and parameters.target is None:
         ranks = range(min(parameters.boxes, MAX_MAPS))
         targets = tuple(ClassTarget(rank=rank) for rank in ranks)
@@ -82,7 +80,7 @@ def takes_many_passes(model: ModelInfo, parameters: Parameters) -> bool:
         questions = questions_of(model, parameters)
     except Problem:
         return False  # it fails at once
-    return bool(parameters.evaluate) or any(question.in_steps for question in questions)
+    return parameters.scored or any(question.in_steps for question in questions)
 
 
 def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:
@@ -97,7 +95,7 @@ def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:
     problem: str | None = None
     if model.kind == "detections":
         problem = f"{said}, and a box that {model.name!r} detects may be gone from a masked photo"
-    elif parameters.evaluate or isinstance(parameters, EvaluateParameters):
+    elif parameters.scored:
         problem = f"{said}, and metrics score maps of the photo itself, not of a masked one"
     if problem:
         raise InvalidParameter(f"{problem}; leave reasons out")
@@ -151,24 +149,17 @@ def methods_of(model: ModelInfo, parameters: Parameters) -> list[str]:
     """
     if AUDITED not in parameters.methods:
         return parameters.methods
-    recommended = _recommended(model)
+    recommended = recommended_method(model)
     names = [recommended if name == AUDITED else name for name in parameters.methods]
     return list(dict.fromkeys(names))
 
 
-def method_of(model: ModelInfo, parameters: AnswerParameters) -> AnswerMethod:
-    """Return the method of an answer's maps: that of the parameters, or the one that the model's
-    audit recommends in place of `auto`.
+def recommended_method(model: ModelInfo) -> str:
+    """Return the method that the model's audit recommends, which `auto` stands for.
 
     Raises:
-        UnsuitedMethod: if it is `auto`, and the model has no audit.
+        UnsuitedMethod: if the model has no audit.
     """
-    if parameters.method == "auto":
-        return cast(AnswerMethod, _recommended(model))
-    return parameters.method
-
-
-def _recommended(model: ModelInfo) -> str:
     if model.audited is None:
         raise UnsuitedMethod(
             f"model {model.name!r} has no audit, so method 'auto' means none; name a method, or "
@@ -249,7 +240,7 @@ Later = Likeness | ReadText
 def placed(
     model: ModelInfo,
     question: Question,
-    parameters: Parameters | ActivationParameters,
+    sent: TargetParameter | None,
     photo: Image.Image,
     seen: ModelInput,
     *,
@@ -258,59 +249,33 @@ def placed(
     """Return the question with boxes and masks in the input's pixels, and the other photos and
     texts that are targets, keyed by the target's position.
 
+    Args:
+        sent: the targets of the question as the request names them.
+
     Raises:
         InvalidTarget
     """
     targets, others = list(question.targets), dict[int, Later]()
-    sent_targets = asked_of(parameters)
-    for turn, (sent, target) in enumerate(zip(sent_targets, question.targets, strict=True)):
-        if not isinstance(sent, TargetObject):
+    for turn, (one, target) in enumerate(zip(asked_of(sent), question.targets, strict=True)):
+        if not isinstance(one, TargetObject):
             continue
-        if sent.text is not None:
-            minus = sent.minus if isinstance(sent.minus, str) else None
-            others[turn] = ReadText(sent.text, minus, sent.against, sent.words)
-        elif sent.like is not None:
-            layer = sent.layer or model.default
-            others[turn] = Likeness(sent.like.b64, layer, sent.against)
-        elif isinstance(target, ClassTarget) and sent.box is not None:
-            targets[turn] = replace(target, box=box_on_input(sent.box, photo, seen))
-        elif isinstance(target, ClassTarget) and sent.mask is not None:
-            white = picture_of(sent.mask.b64, "target's mask", max_pixels=max_pixels)
+        if one.text is not None:
+            minus = one.minus if isinstance(one.minus, str) else None
+            others[turn] = ReadText(one.text, minus, one.against, one.words)
+        elif one.like is not None:
+            layer = one.layer or model.default
+            others[turn] = Likeness(one.like.b64, layer, one.against)
+        elif isinstance(target, ClassTarget) and one.box is not None:
+            targets[turn] = replace(target, box=box_on_input(one.box, photo, seen))
+        elif isinstance(target, ClassTarget) and one.mask is not None:
+            white = picture_of(one.mask.b64, "target's mask", max_pixels=max_pixels)
             targets[turn] = replace(target, mask=mask_on_input(white, photo, seen))
     return replace(question, targets=tuple(targets)), others
 
 
-def asked_of(parameters: Parameters | ActivationParameters) -> list[OneTarget | None]:
-    """Return the targets without duplicates; [None] if the parameters name none."""
-    sent = parameters.target
+def asked_of(sent: TargetParameter | None) -> list[OneTarget | None]:
+    """Return the targets of a request without duplicates; [None] if it names none."""
     return list(dict.fromkeys(sent)) if isinstance(sent, list) else [sent]
-
-
-def layers_of(model: ModelInfo, parameters: ActivationParameters) -> tuple[str, ...]:
-    """Return the layers that names and patterns match, in execution order.
-
-    Raises:
-        UnknownLayer, InvalidParameter
-    """
-    named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
-    ran = [layer.name for layer in model.layers if layer.shape is not None]
-    wanted: set[str] = set()
-    for name in named:
-        pattern = model.default if name == "auto" else name
-        matches = [name for name in ran if name == pattern] or fnmatch.filter(ran, pattern)
-        if not matches:
-            near = difflib.get_close_matches(pattern, ran, 3) or ran[-3:]
-            raise UnknownLayer(
-                f"model {model.name!r} has no layer {name[:80]!r} that returns a tensor; the "
-                f"nearest are {', '.join(near)}"
-            )
-        wanted.update(matches)
-    if len(wanted) > MAX_OBSERVED:
-        raise InvalidParameter(
-            f"layer names {len(wanted)} layers; at most {MAX_OBSERVED} are allowed, so use a "
-            "narrower pattern"
-        )
-    return tuple(name for name in ran if name in wanted)
 
 
 def target_of(model: ModelInfo, target: OneTarget | None) -> Target:

@@ -196,3 +196,34 @@ def object_in_text(target: Any) -> Any:
     if isinstance(target, str) and len(target) > MAX_NAME:  # a text of digits could be an index
         raise PydanticCustomError("target", "it should have at most 200 characters")
     return target
+
+
+class RegionObject(StrictModel):
+    """The part of a photo where the heat should be."""
+
+    box: Edges | None = Field(
+        None, description="Left, top, right and bottom edges in the photo's pixels."
+    )
+    mask: ImageSource | None = Field(
+        None, description="A picture of the photo's size that is white inside the region."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> RegionObject:
+        if (self.box is None) == (self.mask is None):
+            raise PydanticCustomError("region", "a region has box or mask, one of them")
+        if self.box is not None and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
+            raise PydanticCustomError(
+                "region", "a box is left, top, right, bottom, with left < right and top < bottom"
+            )
+        return self
+
+
+def parsed(sent: Any) -> Any:
+    """Parse an object that is sent as JSON text, in a query or a form field."""
+    if isinstance(sent, str) and sent.lstrip().startswith("{"):
+        try:
+            return from_json(sent)
+        except ValueError:
+            raise PydanticCustomError("region", "it should be a JSON object") from None
+    return sent

@@ -12,22 +12,11 @@ from starlette.datastructures import ImmutableMultiDict
 from cam.errors import did_you_mean
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
 from service.core.pydantic_errors import mistake, range_of
-from service.pipeline.answer_parameters import AnswerParameters
-from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.instances import P
 from service.pipeline.parameters import ImageParameters, names_of
 from service.pipeline.targets import TargetObject
 
 BOUNDS = ("greater_than_equal", "less_than_equal")
-OWN = ("target", "method", "layer")
-"""Parameters of `:explain` that a single instance may set."""
-
-
-def own_of(schema: type[ImageParameters]) -> tuple[str, ...]:
-    """Return the names of the parameters that a single instance may set."""
-    if issubclass(schema, AnswerParameters):
-        return ("question", "answer", "word", "region")
-    return (*OWN, "region", "map") if issubclass(schema, EvaluateParameters) else OWN
 
 
 def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: str) -> P:

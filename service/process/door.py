@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from service.core.metrics import Metrics
 from service.core.settings import Settings
+from service.features import OPERATIONS
 from service.http.app import make_app
 from service.limits.counters import SharedCounts
 from service.limits.rates import Rates
@@ -41,6 +42,7 @@ def run(
         return make_app(
             settings,
             entries,
+            operations=OPERATIONS,
             manager=RemoteBackend(str(folder / ENGINE), metrics),
             metrics=metrics,
             counts=SharedCounts(folder / COUNTS, number),

@@ -24,9 +24,9 @@ import cam
 import service.client
 from cam import METHODS, METRICS
 from cam.evaluation.metrics import MetricOptions
+from service.features.evaluate.parameters import EvaluateParameters
 from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
-from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from service.pipeline.answer_parameters import AnswerParameters
-from service.pipeline.evaluate_parameters import EvaluateParameters
+from service.features.answers.parameters import AnswerParameters
+from service.features.evaluate.parameters import EvaluateParameters
 from service.pipeline.parameters import Parameters, PredictParameters
 
 ROOT = Path(__file__).parents[3]

@@ -22,9 +22,10 @@ from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
+from service.features.evaluate.judge import evaluate
+from service.features.evaluate.parameters import EvaluateParameters
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.pipeline.evaluate_parameters import EvaluateParameters
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline
@@ -205,7 +206,7 @@ async def test_a_method_of_many_passes_leaves_half_of_the_time_to_the_scores(
     asked = replace(
         instance(), parameters=EvaluateParameters(method=["rise"], metrics=["complexity"])
     )
-    await pipeline.evaluate(replicas, asked, Timings(), until=until)  # type: ignore[arg-type]
+    await evaluate(pipeline, replicas, asked, Timings(), until=until)  # type: ignore[arg-type]
     async with pipeline.explain(replicas, instance(method="rise"), until=until):
         pass
     (_, first), (_, second), (_, alone) = scoring.asked
@@ -226,7 +227,7 @@ async def test_a_map_that_was_sent_costs_no_pass_of_the_method(
         {"method": "rise", "metrics": ["complexity"], "map": sent}
     )
     asked = replace(instance(), parameters=parameters)
-    (found,) = await pipeline.evaluate(replicas, asked, Timings())  # type: ignore[arg-type]
+    (found,) = await evaluate(pipeline, replicas, asked, Timings())  # type: ignore[arg-type]
     assert found.method is None
     assert [method for method, _ in scoring.asked] == ["gradcam"]
 
@@ -239,7 +240,7 @@ async def test_ordinary_explanations_are_watched_and_what_is_scored_is_not(
 
     parameters = EvaluateParameters.model_validate({"metrics": ["complexity"]})
     asked = replace(instance(encoded(noise(SIDE, SIDE, seed=1))), parameters=parameters)
-    await pipeline.evaluate(replicas, asked, Timings())  # type: ignore[arg-type]
+    await evaluate(pipeline, replicas, asked, Timings())  # type: ignore[arg-type]
     assert await recorded() == 0
     priorities: list[Priority] = ["background", "interactive"]
     for turn, priority in enumerate(priorities):

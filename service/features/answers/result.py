@@ -12,12 +12,12 @@ from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerToken, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
-from cam.drawing.words import WordPicture, word_sheet
 from service.core import answer_schemas as schemas
 from service.core.errors import InvalidParameter
 from service.core.schemas import Point
+from service.features.answers.parameters import AnswerParameters
+from service.features.answers.words import WordPicture, word_sheet
 from service.models.preprocessing import ModelInput
-from service.pipeline.answer_parameters import AnswerParameters
 from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
 from service.pipeline.record import heatmap_of, overlay_of

@@ -14,13 +14,14 @@ from cam.drawing.heatmap import place
 from cam.drawing.overlay import paint
 from cam.drawing.panel import legend
 from cam.observations import statistics
-from service.core import schemas
 from service.core.errors import NotAcceptable
+from service.core.schemas import ScoredClass
+from service.features.activations import schemas
+from service.features.activations.parameters import ActivationParameters
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import top_classes
-from service.pipeline.parameters import ActivationParameters
 from service.pipeline.rendering import encode
 
 NPZ: Final = "application/x-npz"
@@ -123,7 +124,7 @@ def _concept(concept: Concept, labels: Labels) -> schemas.ConceptDescription:
     return schemas.ConceptDescription(share=concept.share, classes=_best(concept, labels))
 
 
-def _best(concept: Concept, labels: Labels) -> list[schemas.ScoredClass] | None:
+def _best(concept: Concept, labels: Labels) -> list[ScoredClass] | None:
     if concept.logits is None or concept.probabilities is None:
         return None
     return top_classes(concept.logits, concept.probabilities, labels, 3)

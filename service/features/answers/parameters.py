@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import FailFast, Field, field_validator
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
 from service.core.choices import AnswerSize, Normalize, Output, WantedAnswerMethod
-from service.pipeline.evaluate_parameters import RegionObject, parsed
 from service.pipeline.parameters import (
     MAX_INSTANCES,
     Colormap,
@@ -17,7 +16,7 @@ from service.pipeline.parameters import (
     PredictInstance,
     known_colormap,
 )
-from service.pipeline.targets import StrictModel
+from service.pipeline.targets import RegionObject, StrictModel, parsed
 
 # A query that holds the longest question, answer and word fits the request's head of 32 KiB, even
 # if each character takes twelve bytes there.
@@ -27,6 +26,9 @@ GivenAnswer = Annotated[str, Field(max_length=1200)]
 
 class AnswerParameters(ImageParameters):
     """Parameters of `:answer`."""
+
+    own: ClassVar[tuple[str, ...]] = ("question", "answer", "word", "region")
+    asks: ClassVar[bool] = True
 
     question: Question = Field("", description="The question about the photo.")
     answer: GivenAnswer | None = Field(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import FailFast, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import FailFast, Field, field_validator
 
 from cam.evaluation.metrics import BASELINES, DEFAULTS, MOST_SAMPLES, MOST_STEPS, PERCENTAGES
 from service.core.choices import Baseline, Replacement
@@ -17,28 +16,7 @@ from service.pipeline.parameters import (
     known_metrics,
     listed,
 )
-from service.pipeline.targets import Edges, ImageSource, StrictModel
-
-
-class RegionObject(StrictModel):
-    """The part of a photo where the heat should be."""
-
-    box: Edges | None = Field(
-        None, description="Left, top, right and bottom edges in the photo's pixels."
-    )
-    mask: ImageSource | None = Field(
-        None, description="A picture of the photo's size that is white inside the region."
-    )
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> RegionObject:
-        if (self.box is None) == (self.mask is None):
-            raise PydanticCustomError("region", "a region has box or mask, one of them")
-        if self.box is not None and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
-            raise PydanticCustomError(
-                "region", "a box is left, top, right, bottom, with left < right and top < bottom"
-            )
-        return self
+from service.pipeline.targets import RegionObject, StrictModel, parsed
 
 
 class SentMap(StrictModel):
@@ -53,18 +31,10 @@ class SentMap(StrictModel):
     )
 
 
-def parsed(sent: Any) -> Any:
-    """Parse an object that is sent as JSON text, in a query or a form field."""
-    if isinstance(sent, str) and sent.lstrip().startswith("{"):
-        try:
-            return from_json(sent)
-        except ValueError:
-            raise PydanticCustomError("region", "it should be a JSON object") from None
-    return sent
-
-
 class EvaluateParameters(Parameters):
     """Parameters of `:evaluate`: the same names in JSON, in the query and in form fields."""
+
+    own: ClassVar[tuple[str, ...]] = (*Parameters.own, "region", "map")
 
     metrics: MetricNames = Field(
         list(DEFAULTS), min_length=1, description="How the maps are judged: names of metrics."
@@ -131,6 +101,10 @@ class EvaluateParameters(Parameters):
     @property
     def costly(self) -> bool:
         return True  # each map takes many passes
+
+    @property
+    def scored(self) -> bool:
+        return True
 
     _split = field_validator("metrics", "percentages", "baselines", mode="before")(listed)
     _metrics_exist = field_validator("metrics")(known_metrics)

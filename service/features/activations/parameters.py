@@ -1,0 +1,70 @@
+"""Parameters of `:activations`: the same names in JSON, in the query and in form fields."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import FailFast, Field, field_validator
+
+from service.core.choices import ChannelRanking
+from service.pipeline.parameters import (
+    MAX_INSTANCES,
+    Colormap,
+    LayerParameter,
+    PredictInstance,
+    PredictParameters,
+    known_colormap,
+)
+from service.pipeline.targets import (
+    ClassIndex,
+    Name,
+    StrictModel,
+    TargetObject,
+    object_in_text,
+)
+
+
+class ActivationParameters(PredictParameters):
+    """Parameters of `:activations`."""
+
+    top_k: int = Field(25, ge=1, le=400, description="How many channels a gallery shows.")
+    layer: LayerParameter = Field(
+        "auto",
+        description=(
+            "A layer, several, or patterns like `blocks.*.bn1`; `auto` is the model's default."
+        ),
+    )
+    target: ClassIndex | Name | TargetObject | None = Field(
+        None, description="What is differentiated; without it, the predicted class's logit."
+    )
+    by: ChannelRanking = Field(
+        "activation",
+        description=(
+            "Which channels a gallery shows: those of the greatest mean activation, or those that "
+            "Grad-CAM weights most."
+        ),
+    )
+    colormap: Colormap = Field("viridis", description="The colours of a gallery.")
+    concepts: int | None = Field(
+        None,
+        ge=2,
+        le=10,
+        description=(
+            "Factorise a layer's activations into so many concepts; a picture then shows them over "
+            "the photo, with the classes that the model makes of each alone."
+        ),
+    )
+
+    @property
+    def costly(self) -> bool:
+        return True  # each image is processed alone, not in a batch
+
+    _object_in_text = field_validator("target", mode="before")(object_in_text)
+    _colormap_exists = field_validator("colormap")(known_colormap)
+
+
+class ActivationRequest(StrictModel):
+    instances: Annotated[list[PredictInstance], FailFast()] = Field(
+        min_length=1, max_length=MAX_INSTANCES
+    )
+    parameters: ActivationParameters = Field(default_factory=ActivationParameters)

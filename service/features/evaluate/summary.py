@@ -1,0 +1,91 @@
+"""Means of scores over several images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from cam.evaluation.metrics import METRICS, harmonic
+from cam.evaluation.verdict import COMPARED, in_words
+from service.core import schemas
+from service.core.bootstrap import interval
+
+PARTS: Final = ("coherency", "complexity", "confidence_drop")
+
+
+def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.EvaluationSummary]:
+    """Return the means over several images, for each method and layer."""
+    groups: dict[tuple[str | None, str | None], list[schemas.Evaluation]] = {}
+    for evaluation in evaluations:
+        groups.setdefault((evaluation.method, evaluation.layer), []).append(evaluation)
+    sentences = []
+    for (method, layer), members in groups.items():
+        if len({member.instance for member in members}) < 2:
+            continue
+        scores = {
+            name: mean
+            for name in members[0].scores
+            if (mean := _mean(name, [member.scores[name] for member in members])) is not None
+        }
+        of_means = None
+        if all(name in scores for name in PARTS) or "adcc" in scores:
+            of_means = _adcc_of_means(members)
+        sentences.append(
+            schemas.EvaluationSummary(
+                method=method, layer=layer, scores=scores, adcc_of_means=of_means
+            )
+        )
+    return sentences
+
+
+def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:
+    mean = interval([score.value for score in scores])
+    if mean is None:
+        return None
+    baselines = {}
+    for name in scores[0].baselines:
+        others = [value for score in scores if (value := score.baselines.get(name)) is not None]
+        if others:
+            baselines[name] = float(np.mean(others))
+    return schemas.MeanScore(
+        value=mean.mean,
+        low=mean.low,
+        high=mean.high,
+        maps=mean.photos,
+        baselines=baselines,
+        verdict=_mean_verdict(metric, scores),
+    )
+
+
+def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
+    """Return how maps of several images compare with the baselines, image by image."""
+    sign = 1 if METRICS[metric].better == "higher" else -1
+    told = {}
+    for name in COMPARED:
+        pairs = [(score.value, score.baselines.get(name)) for score in scores]
+        gaps = [
+            sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
+        ]
+        gap = interval(gaps)
+        if gap is not None and gap.low is not None and gap.high is not None:
+            told[name] = 1 if gap.low > 0 else -1 if gap.high < 0 else 0
+    return in_words(told)
+
+
+def _adcc_of_means(members: Sequence[schemas.Evaluation]) -> float | None:
+    """Return the harmonic mean of the parts' means over the maps that have all three."""
+    rows = []
+    for member in members:
+        parts = member.scores["adcc"].details if "adcc" in member.scores else {}
+        row = [parts.get(name) for name in PARTS]
+        if not parts:
+            row = [member.scores[name].value for name in PARTS]
+        numbers = [value for value in row if isinstance(value, float)]
+        if len(numbers) == len(PARTS):
+            rows.append(numbers)
+    if not rows:
+        return None
+    coherency, complexity, drop = (float(value) for value in np.mean(rows, 0))
+    return harmonic(coherency, 1 - complexity, 1 - drop)

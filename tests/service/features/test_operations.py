@@ -1,0 +1,195 @@
+"""Operations: each is a folder, the list has all of them, and one can be added or deleted alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+from pydantic import BaseModel, Field
+from starlette.testclient import TestClient
+
+import service.features
+from service.backend.interface import Listener
+from service.core.schemas import FailedInstance
+from service.core.settings import Settings
+from service.features import OPERATIONS
+from service.features.predict import PREDICT
+from service.http.operation import Operation, each
+from service.http.reception import RequestContext
+from service.local import app
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import PredictParameters, PredictRequest
+from service.pipeline.pipeline import Pipeline
+from tests.service.conftest import MODEL, running_app
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = {
+    path.parent.name: path.parent for path in Path(service.features.__file__).parent.glob("*/*.py")
+}
+BESIDE = {"explain": ["evaluate"]}
+"""What is deleted with an operation: `pyproject.toml` says that it needs it."""
+DELETED = ["predict", "explain", "evaluate", "activations"]
+
+
+class Seen(BaseModel):
+    instance: int = Field(examples=[0])
+    width: int = Field(examples=[451])
+
+
+class SeenResponse(BaseModel):
+    seen: list[Seen | FailedInstance]
+
+
+async def measured(
+    pipeline: Pipeline,
+    context: RequestContext[PredictParameters],
+    instance: Instance[PredictParameters],
+    progress: Listener | None,
+) -> list[Seen]:
+    model = context.replicas.model
+    async with pipeline.opened(model, instance, context.timings) as (encoded, pool):
+        photo, _ = await pipeline.seen(model, instance, encoded, pool, context.timings)
+    return [Seen(instance=instance.index, width=photo.width)]
+
+
+MEASURE = Operation(
+    name="measure",
+    function="measure",
+    summary="The width of each image",
+    description="In pixels.",
+    parameters=PredictParameters,
+    body=PredictRequest,
+    example={"instances": [{"image": {"b64": ""}}]},
+    response=SeenResponse,
+    work=measured,
+    gather=lambda results: SeenResponse(seen=each(results)),
+    lines=lambda seen: seen,
+    line='{"instance": 0, "width": 451}\n',
+)
+
+
+@pytest.fixture(scope="module")
+def extended() -> Iterator[TestClient]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "OPERATIONS", (PREDICT, MEASURE))
+        with running_app(Settings()) as client:
+            yield client
+
+
+def test_the_list_has_each_folder() -> None:
+    listed = {
+        work.__module__.split(".")[2] for operation in OPERATIONS for work in [operation.work]
+    }
+    assert listed == set(FOLDERS) - {"features"}
+    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
+
+
+def test_an_operation_is_added(extended: TestClient, cat: bytes) -> None:
+    png = {"Content-Type": "image/png"}
+    answer = extended.post(f"{MODEL}:measure", content=cat, headers=png)
+    assert answer.json() == {"seen": [{"instance": 0, "width": 451}]}
+    lines = extended.post(
+        f"{MODEL}:measure", content=cat, headers={**png, "Accept": "application/x-ndjson"}
+    )
+    assert json.loads(lines.text) == {"instance": 0, "width": 451}
+    refused = extended.post(f"{MODEL}:measure", content=b"", headers=png)
+    assert refused.status_code == 400
+    assert refused.headers["Content-Type"] == "application/problem+json"
+    assert extended.post(f"{MODEL}:measure?method=x", content=cat, headers=png).status_code == 422
+
+
+def test_an_added_operation_is_described(extended: TestClient) -> None:
+    paths = extended.get("/openapi.json").json()["paths"]
+    described = paths["/v1/models/{model}:measure"]["post"]
+    assert described["operationId"] == "measure"
+    assert set(described["responses"]["200"]["content"]) == {
+        "application/json",
+        "application/x-ndjson",
+    }
+
+
+def test_an_operation_that_is_not_listed_is_not_there(extended: TestClient, cat: bytes) -> None:
+    answer = extended.post(f"{MODEL}:explain", content=cat, headers={"Content-Type": "image/png"})
+    assert answer.status_code == 404
+    assert "/v1/models/{model}:explain" not in extended.get("/openapi.json").json()["paths"]
+
+
+def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
+    graph = grimp.build_graph("service", "cam", exclude_type_checking_imports=True)
+    for name in set(FOLDERS) - {"features"}:
+        inside = {
+            module
+            for module in graph.modules
+            if f"{module}.".startswith(f"service.features.{name}.")
+        }
+        outside = set[str]().union(*map(graph.find_modules_directly_imported_by, inside)) - inside
+        alone = [
+            module
+            for module in outside
+            if graph.find_modules_that_directly_import(module) <= inside
+        ]
+        assert alone == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DELETED)
+def test_an_operation_is_deleted(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    gone = [name, *BESIDE.get(name, [])]
+    tracked = ["service", "cam", "pyproject.toml", "README.md"]
+    for path in tracked:
+        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+        copy(ROOT / path, tmp_path / path)
+    package = tmp_path / "service" / "features"
+    for each_gone in gone:
+        shutil.rmtree(package / each_gone)
+        constant = next(
+            operation
+            for operation in OPERATIONS
+            if operation.work.__module__ == f"service.features.{each_gone}"
+        ).name.upper()
+        remove(package / "__init__.py", rf"from service\.features\.{each_gone} import .*\n")
+        remove(package / "__init__.py", rf"    {constant},\n")
+        project = tmp_path / "pyproject.toml"
+        text = re.sub(
+            rf'"{each_gone}", | \| {each_gone}\b|\b{each_gone} \| ', "", project.read_text()
+        )
+        project.write_text(text)
+    cache = tmp_path_factory.getbasetemp() / "mypy"
+    run(tmp_path, "ruff", "check", "service")
+    run(tmp_path, "lint-imports", "--no-cache")
+    run(tmp_path, "mypy", f"--cache-dir={cache}", "service", "cam")
+    paths = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))["paths"]
+    left = {path.rpartition(":")[2] for path in paths if path.startswith("/v1/models/{model}:")}
+    assert left == {
+        operation.name
+        for operation in OPERATIONS
+        if operation.work.__module__.split(".")[2] not in gone
+    }
+
+
+def remove(file: Path, pattern: str) -> None:
+    text, count = re.subn(pattern, "", file.read_text())
+    assert count == 1, pattern
+    file.write_text(text)
+
+
+def run(where: Path, tool: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [Path(sys.executable).with_name(tool), *arguments],
+        cwd=where,
+        env={**os.environ, "PYTHONPATH": str(where)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
