@@ -30,6 +30,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
 from cam.outputs.outputs import forward, total, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import token_grid
@@ -229,6 +230,11 @@ def attention_problems(model: nn.Module, image: Tensor, reading: Reading = AUTO)
     except MethodUnsuited as error:
         problems["legrad"] = str(error)
     return problems
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit a method that follows attention: see `Method.unsuited`."""
+    return trial.once(attention_problems).get(name)
 
 
 def attended(

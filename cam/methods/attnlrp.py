@@ -14,6 +14,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.relevance_rules import RelevanceRules
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget
@@ -63,6 +64,11 @@ def attnlrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) ->
     except MethodUnsuited as error:
         return str(error)
     return None
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit AttnLRP: see `Method.unsuited`."""
+    return None if trial.stop else attnlrp_problem(trial.model, trial.image, trial.reading)
 
 
 @contextmanager

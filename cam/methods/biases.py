@@ -19,6 +19,7 @@ from cam.hooks.inference import alone
 from cam.hooks.quantised import is_quantised, weights_of
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject, gradient_at
+from cam.methods.trial import Trial
 from cam.positions.locate import locate
 
 _EPSILON = 1e-5
@@ -162,4 +163,14 @@ def _bias(module: Any) -> Tensor | None:
         return bias.detach()[None, :, None, None]
     if isinstance(bias, Tensor) and isinstance(module, nn.Linear):
         return bias.detach()
+    return None
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit FullGrad: see `Method.unsuited`.
+
+    Raises:
+        MethodUnsuited: the reason.
+    """
+    require_biases(trial.model)
     return None

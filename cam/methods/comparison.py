@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cam.errors import MethodUnsuited
+from cam.methods.trial import Trial
 from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target
 
@@ -42,3 +43,10 @@ def finer(target: Target, output: Output) -> Tensor:
     weights = logits[rivals].softmax(0)
     score = (weights * (logits[target.index] - logits[rivals])).sum()
     return -score if target.against else score
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit Finer-CAM: see `Method.unsuited`."""
+    if trial.output.kind == "classes":
+        return None
+    return "it compares a class with others: it needs a classifier"

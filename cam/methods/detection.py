@@ -16,6 +16,7 @@ from cam.errors import MethodUnsuited
 from cam.methods.perturbation import random_masks
 from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
 from cam.outputs.detection import Detections
 from cam.outputs.output import Output
 from cam.targets import ClassTarget, Target, overlap_with
@@ -123,3 +124,10 @@ def _similarity(box: Detections, detections: Detections | None) -> float:
     else:
         alike = cosine_similarity(box.classes, detections.classes)
     return float((overlap * alike * detections.scores).max())
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit a method of boxes: see `Method.unsuited`."""
+    if trial.output.detections is not None:
+        return None
+    return "it explains a box: it needs a detector"

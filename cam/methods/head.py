@@ -22,6 +22,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.quantised import is_quantised, weights_of
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.targets import ClassTarget
 
@@ -174,3 +175,17 @@ def cam(subject: Subject) -> Steps:
         rows.append(-row if target.against else row)
     yield Progress(1, 1)
     return Attribution(torch.einsum("tk,khw->thw", torch.stack(rows), a[0]))
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit CAM at its default layer: see `Method.unsuited`.
+
+    Raises:
+        MethodUnsuited: the reason.
+    """
+    if trial.output.logits is None:
+        return "it needs a classifier with a linear head"
+    if trial.layer is None or trial.grid is None:
+        return "it needs a default layer that a linear head reads"
+    pooled_head(trial.model, trial.image, trial.layer, trial.grid, trial.reading)
+    return None

@@ -63,6 +63,12 @@ class Method:
     fusion: Function | None = None
     """The function that makes one map, float32 (h, w), of the maps of several layers, by layer
     name. A method with `levels` needs one."""
+    unsuited: Function | None = None
+    """The function that says why a model does not suit the method: it takes a
+    `cam.methods.trial.Trial` and the method's name, and returns the reason as half a sentence, or
+    None. What it raises is the reason, too. That a gradient is missing, is found without it."""
+    audited: bool = False
+    """Whether an audit measures the method where none is named."""
     score: Function | None = None
     """The function that returns the score, a scalar tensor, that the method differentiates for a
     target and a `cam.outputs.output.Output`; None for the target's own score."""

@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cam.errors import CamError, MethodUnsuited
+from cam.hooks.grids import TOKENS_FIRST
 from cam.methods.head import cam
 from cam.methods.progress import Passes, Progress, finish
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
 
 SAMPLES = 10
 """Samples of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
@@ -272,3 +274,13 @@ def _strongest(activations: Tensor, budget: int) -> Tensor:
     order."""
     variance = activations[0].flatten(1).var(dim=1)
     return variance.topk(min(budget, len(variance))).indices
+
+
+def unsuited_to_remove(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit Ablation-CAM: see `Method.unsuited`."""
+    return TOKENS_FIRST if trial.grid is not None and trial.grid.tokens_first else None
+
+
+def unsuited_to_weigh(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit RISE: see `Method.unsuited`."""
+    return NO_VALUES if trial.output.kind == "value" else None

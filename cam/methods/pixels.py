@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited
 from cam.hooks.guidance import GuidedRectifiers
+from cam.hooks.inference import evaluating
 from cam.methods.background import background_of, draws
 from cam.methods.gradient_weights import gradcam, weighted_sum
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
+from cam.outputs.outputs import forward
+from cam.outputs.reading import Reading
 
 NOISE = 0.15
 """σ of SmoothGrad as a share of the image's range; the paper recommends 0.1 … 0.2."""
@@ -172,3 +176,18 @@ def _guided(subject: Subject) -> Tensor:
     if not guided.count:
         raise MethodUnsuited("it needs rectifiers (ReLU): this model has none")
     return gradients.mean(1).abs().amax(1)
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit a method that guides gradients: see `Method.unsuited`."""
+    if trial.once(_rectifiers):
+        return None
+    return "it needs rectifiers (ReLU): this model has none"
+
+
+def _rectifiers(model: nn.Module, image: Tensor, reading: Reading) -> int:
+    """Return how many rectifiers a forward pass runs through."""
+    with evaluating(model), GuidedRectifiers() as guided:
+        forward(model, image, reading)
+    count: int = guided.count
+    return count

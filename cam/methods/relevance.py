@@ -20,6 +20,7 @@ from cam.hooks.inference import evaluating
 from cam.hooks.relevance_rules import PLAIN, require_rules
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import AUTO, Reading
 from cam.targets import ClassTarget
@@ -86,6 +87,11 @@ def lrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str
     except MethodUnsuited as error:
         return str(error)
     return None
+
+
+def unsuited(trial: Trial, name: str) -> str | None:
+    """Return why a model does not suit LRP: see `Method.unsuited`."""
+    return None if trial.stop else lrp_problem(trial.model, trial.image, trial.reading)
 
 
 @torch.inference_mode(False)

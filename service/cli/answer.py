@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from service.backend.timings import Timings
 from service.cli.explain import Names, cell, make_folder, write_file
+from service.cli.options import parameters_of
 from service.core.errors import Problem
 from service.core.schemas import dump
 from service.core.settings import Settings
@@ -19,19 +21,18 @@ from service.features.answers.parameters import AnswerParameters
 from service.local.session import local_session
 from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
-from service.pipeline.validation import validated
 
 
 def answer_files(
     photos: list[Path],
     settings: Settings,
+    given: Mapping[str, Any],
     *,
     model: str | None,
-    given: dict[str, Any],
-    output: Path,
+    folder: Path,
 ) -> int:
     """Answer a question about each file, write a picture of its words and the JSON answer of
-    `:answer` into `output`, and print the words with their probability and evidence.
+    `:answer` into `folder`, and print the words with their probability and evidence.
 
     Returns:
         The exit code: 0, or 1 if a photo failed.
@@ -39,8 +40,8 @@ def answer_files(
     Raises:
         ConfigError, Problem: if nothing can be answered at all.
     """
-    parameters = validated(AnswerParameters, given)
-    return asyncio.run(_answer(photos, settings, model, parameters, output))
+    parameters = parameters_of(AnswerParameters, given)
+    return asyncio.run(_answer(photos, settings, model, parameters, folder))
 
 
 async def _answer(
@@ -48,17 +49,17 @@ async def _answer(
     settings: Settings,
     model: str | None,
     parameters: AnswerParameters,
-    output: Path,
+    folder: Path,
 ) -> int:
     failures, names, console = 0, Names(), Console()
     async with local_session(settings, model, images=len(photos)) as session:
-        make_folder(output)
+        make_folder(folder)
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
                 result = await ask(session.pipeline, session.replicas, instance, Timings())
                 said = result.as_json()
-                file = output / f"{names.of(photo)}.{said.method}.png"
+                file = folder / f"{names.of(photo)}.{said.method}.png"
                 write_file(file, result.as_picture("image/png"))
                 write_file(file.with_suffix(".json"), dump(said))
             except Problem as problem:

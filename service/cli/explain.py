@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -18,21 +17,20 @@ from service.local.session import local_session
 from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import Drawing
+from service.pipeline.rendering import Drawing, encode_values
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
-from service.pipeline.validation import validated
 
 
 def explain_files(
     photos: list[Path],
     settings: Settings,
+    parameters: Parameters,
     *,
     model: str | None,
-    given: dict[str, Any],
-    output: Path,
+    folder: Path,
 ) -> int:
-    """Explain each file, write an overlay per map into `output`, and print a table.
+    """Explain each file, write a file for each map into `folder`, and print a table.
 
     Returns:
         The exit code: 0, or 1 if a photo failed.
@@ -40,8 +38,7 @@ def explain_files(
     Raises:
         ConfigError, Problem: if nothing can be explained at all.
     """
-    parameters = validated(Parameters, given)
-    return asyncio.run(_explain(photos, settings, model, parameters, output))
+    return asyncio.run(_explain(photos, settings, model, parameters, folder))
 
 
 async def _explain(
@@ -49,7 +46,7 @@ async def _explain(
     settings: Settings,
     model: str | None,
     parameters: Parameters,
-    output: Path,
+    folder: Path,
 ) -> int:
     failures = 0
     names = Names()
@@ -64,12 +61,12 @@ async def _explain(
             *(["scores"] if parameters.evaluate else []),
         )
         questions_of(served, parameters)  # a mistake in them would fail every photo
-        make_folder(output)
+        make_folder(folder)
         for index, photo in enumerate(photos):
             try:
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
                 async with session.pipeline.explain(session.replicas, instance) as result:
-                    save = partial(_save, output / names.of(photo))
+                    save = partial(_save, folder / names.of(photo), parameters)
                     for row in await result.as_rows(save):
                         told = _told(photo, row, valued=served.kind == "value")
                         table.add_row(*(cell(text, console) for text in told))
@@ -103,15 +100,19 @@ class Names:
         return name
 
 
-def _save(start: Path, drawing: Drawing) -> str:
-    """Write the map's picture, and return its path.
+def _save(start: Path, parameters: Parameters, drawing: Drawing) -> str:
+    """Write the map's picture, or its numbers, and return the path.
 
     Args:
         start: beginning of the path, before the method's name.
     """
     suffix = f".{drawing.number}" if drawing.number else ""
-    file = start.with_name(f"{start.name}.{drawing.explanation.method}{suffix}.png")
-    write_file(file, drawing.encoded("image/png"))
+    name = f"{start.name}.{drawing.explanation.method}{suffix}"
+    if parameters.output == "values":
+        file, content = start.with_name(f"{name}.npy"), encode_values(drawing.numbers)
+    else:
+        file, content = start.with_name(f"{name}.png"), drawing.encoded("image/png")
+    write_file(file, content)
     return str(file)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from service import __version__
+from service.cli.options import PICTURES, parameters_of, with_parameters
 from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
@@ -24,6 +25,7 @@ from service.core.threads import spin_briefly
 from service.limits.keys import new_key, read_keys
 from service.models.catalog import ModelEntry, configured, read_catalog
 from service.models.store import copied
+from service.pipeline.parameters import Parameters
 from service.process.listener import listen
 from service.process.supervisor import supervise
 
@@ -164,47 +166,23 @@ def key(
 
 
 @cli.command()
+@with_parameters(Parameters)
 def explain(
     photos: Annotated[list[Path], typer.Argument(help="Image files.")],
+    given: dict[str, Any],
     model: Annotated[
         str | None, typer.Option(help="Name of the model; the first model by default.")
     ] = None,
-    target: Target = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(help="A text as a class, of a model that takes prompts; repeat."),
-    ] = None,
-    method: Method = None,
-    layer: Layer = None,
-    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
-    fit: Fit = "auto",
-    colormap: Annotated[str, typer.Option(help="The colours of heat.")] = "turbo",
-    opacity: Annotated[float, typer.Option(help="Of the colours over the photo, 0 … 1.")] = 0.5,
-    evaluate: Annotated[
-        list[str] | None,
-        typer.Option(help="A metric by which each map is scored, like deletion; repeat."),
-    ] = None,
-    reasons: Annotated[
-        int, typer.Option(help="How many reasons to find, each without the earlier ones.")
-    ] = 1,
+    folder: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
     models: Models = None,
 ) -> None:
-    """Explain photos without a server: writes an overlay for each, and prints a table."""
+    """Explain photos without a server: writes a picture of each map, and prints a table."""
     settings = read_settings(os.environ, models=models)
-    given: dict[str, Any] = {
-        "target": target,
-        "prompts": prompts,
-        "method": _one_or_more(method, "gradcam"),
-        "layer": layer or "auto",
-        "fit": fit,
-        "colormap": colormap,
-        "opacity": opacity,
-        "evaluate": evaluate or [],
-        "reasons": reasons,
-    }
+    folder = _folder(given, folder)
+    parameters = parameters_of(Parameters, given)
     from service.cli.explain import explain_files
 
-    raise typer.Exit(explain_files(photos, settings, model=model, given=given, output=output))
+    raise typer.Exit(explain_files(photos, settings, parameters, model=model, folder=folder))
 
 
 @cli.command()
@@ -225,7 +203,15 @@ def answer(
         typer.Option(help=f"One of {', '.join(get_args(AnswerMethodName.__value__))}."),
     ] = "tam",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-    output: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
+    output: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What the pictures show: {', '.join(PICTURES)}; or their folder."),
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("explanations"),
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: any other parameter of :answer; repeat."),
+    ] = None,
     models: Models = None,
 ) -> None:
     """Ask a vision-language model about photos without a server: prints each word with its
@@ -237,10 +223,14 @@ def answer(
         "word": word,
         "method": method,
         "max_tokens": max_tokens,
+        "output": output or [],
+        **_pairs(other or []),
     }
+    folder = _folder(given, folder)
+    given = {name: sent for name, sent in given.items() if sent not in (None, [])}
     from service.cli.answer import answer_files
 
-    raise typer.Exit(answer_files(photos, settings, model=model, given=given, output=output))
+    raise typer.Exit(answer_files(photos, settings, given, model=model, folder=folder))
 
 
 @cli.command()
@@ -497,6 +487,16 @@ def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
     """Return the values of an option that may be repeated; a single value is returned alone."""
     files = given or [default]
     return files[0] if len(files) == 1 else files
+
+
+def _folder(given: dict[str, Any], folder: Path) -> Path:
+    """Return the folder for pictures: that of `--output`, which is taken from what was given, if it
+    does not say what they show."""
+    sent = given.get("output", [])
+    if len(sent) != 1 or sent[0] in PICTURES:
+        return folder
+    del given["output"]
+    return Path(sent[0])
 
 
 def _pairs(given: list[str]) -> dict[str, str]:

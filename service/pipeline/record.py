@@ -79,13 +79,13 @@ class MapRecord(BaseModel):
 
 def heatmap_of(drawing: Drawing) -> schemas.Heatmap:
     """Return the JSON schema object of a drawing's map: numbers, or a grayscale picture."""
-    raw = drawing.parameters.normalize == "none"
-    numbers = raw or drawing.parameters.output == "values"
+    asked = drawing.parameters
+    numbers = asked.normalize == "none" or asked.output == "values"
     return schemas.Heatmap(
         shape=drawing.shape,
         encoding="float32" if numbers else "png",
         data=_base64(
-            (drawing.values if raw else drawing.scaled).astype(NUMBERS).tobytes()
+            drawing.numbers.astype(NUMBERS).tobytes()
             if numbers
             else encode(drawing.gray, "image/png")
         ),

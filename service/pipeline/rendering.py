@@ -98,6 +98,12 @@ class Drawing:
         return spread(self.scaled_inside, self.region, *self.shape)
 
     @property
+    def numbers(self) -> Float:
+        """The numbers that an answer holds, float32 (H, W): `scaled`, or `values` if the parameters
+        ask for the method's own."""
+        return self.values if self.parameters.normalize == "none" else self.scaled
+
+    @property
     def gray(self) -> Picture:
         """Grayscale picture of the map, uint8 (H, W). Of a signed map, 128 is 0."""
         gray = np.full(self.shape, 128 if self.signed else 0, np.uint8)

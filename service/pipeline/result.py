@@ -145,8 +145,7 @@ class ImageResult:
         def work(drawing: Drawing, record: object) -> bytes:
             if media_type != NPY:
                 return drawing.encoded(media_type)
-            raw = self.instance.parameters.normalize == "none"
-            return encode_values(drawing.values if raw else drawing.scaled)
+            return encode_values(drawing.numbers)
 
         (file,) = await self._drawn(work)
         return file

@@ -197,8 +197,7 @@ class Inference:
         def draw(record: MapRecord, drawing: Drawing) -> tuple[Any, bytes, bytes]:
             heatmap = None
             if "heatmap" in wanted:
-                raw = instance.parameters.normalize == "none"
-                heatmap = drawing.values if raw else drawing.scaled
+                heatmap = drawing.numbers
             overlay = drawing.encoded("image/png") if "overlay" in wanted else b""
             facts = dump(record.facts) if "explanation" in wanted else b""
             return heatmap, overlay, facts

@@ -30,15 +30,8 @@ SIDES: Final = (2, 3)
 """Numbers of photos along the side of a grid."""
 TOGETHER: Final = " + "
 """Between the names of layers of which a method makes one map."""
-USUAL: Final = (
-    *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam", "finercam"),
-    *("refinecam", "eigencam", "eigengradcam", "fem", "rollout", "chefer", "agcam", "legrad"),
-    "gradeclip",
-    "attnlrp",
-)
-"""Methods that are audited if none are named: those of one pass, where the model suits them."""
-
-
+USUAL: Final = tuple(name for name, method in METHODS.items() if method.audited)
+"""Methods that are audited if none are named, where the model suits them."""
 PIXELS: Final = 224 * 224
 """Pixels of an input, to estimate the passes of metrics."""
 

@@ -8,6 +8,7 @@ from bench.train_shapes import figures, loaded
 from service.loading.answering import FOLDER
 
 
+@pytest.mark.slow
 def test_nouns_are_pointed_at_and_planted_words_are_flagged() -> None:
     found = figures(loaded(FOLDER), scenes=40, seed=2, methods=["tam", "attention"])
     assert found["right"] >= 0.9

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 from cam import METHODS, CamError, default_layer, explain, survey
 from cam.methods.abilities import unsuited
+from cam.methods.trial import Trial
+from cam.outputs.outputs import forward
+from cam.outputs.reading import Reading
 from tests.cam.methods.test_attention import of_hugging_face, of_timm, of_torchvision
-from tests.cam.nets import ATTENDING, DETECTING, detector, hook_count, images, segmenter
+from tests.cam.nets import ATTENDING, DETECTING, detector, hook_count, images, segmenter, small
 
 MODELS = {
     "resnet18": lambda: torchvision.models.resnet18(),
@@ -59,3 +64,45 @@ def test_what_is_said_is_what_happens(name: str) -> None:
         unseen = "detects nothing" in str(refused)
         assert (method in cannot) == (refused is not None) or unseen, (method, refused)
     assert set(cannot) <= set(METHODS)
+
+
+def choosy(trial: Trial, name: str) -> str | None:
+    if trial.output.kind == "value":
+        raise RuntimeError("no value")
+    return f"{name} needs 3 logits" if trial.once(counted) != 3 else None
+
+
+def counted(model: nn.Module, image: Tensor, reading: Reading) -> int:
+    counts.append(1)
+    return len(forward(model, image, reading)[0].logits)  # type: ignore[arg-type]
+
+
+counts: list[int] = []
+
+
+def headed(classes: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, classes))
+
+
+def test_a_method_of_a_package_says_itself_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("choosy", "picky"):
+        own = replace(METHODS["gradcam"], name=name, unsuited=choosy)
+        monkeypatch.setitem(METHODS, name, own)
+    counts.clear()
+    x = images(1)
+    problems = unsuited(headed(4), x, None, None)
+    assert problems["choosy"] == "choosy needs 3 logits"
+    assert problems["picky"] == "picky needs 3 logits"
+    assert len(counts) == 1  # both methods share the check
+    assert "choosy" not in unsuited(headed(3), x, None, None)
+    failed = unsuited(headed(1), x, None, None, Reading(activation="none", meaning="value"))[
+        "choosy"
+    ]
+    assert failed == "its check failed: RuntimeError: no value"
+
+
+def test_each_reason_is_of_a_method_that_states_one() -> None:
+    """What needs no gradient, and states nothing, suits every model."""
+    assert set(unsuited(small(), images(1), None, None)) <= {
+        name for name, method in METHODS.items() if method.unsuited
+    }

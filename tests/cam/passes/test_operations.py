@@ -79,6 +79,7 @@ def test_options_operations(options: dict[str, Any]) -> None:
     same_for_each_size(small(), question)
 
 
+@pytest.mark.slow
 def test_the_operations_of_a_segmenters_class() -> None:
     """Of one that is named, and of the one that is predicted at the most pixels."""
     for target in (ClassTarget(1), ClassTarget(background=0)):

@@ -11,14 +11,18 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from service.cli.main import cli, main
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.pipeline.parameters import Parameters
 from tests.service.conftest import MODEL, running_app
 from tests.service.live import ROOT
 
@@ -72,6 +76,35 @@ def test_it_writes_what_the_service_answers(tmp_path: Path) -> None:
         )
     served = Image.open(BytesIO(response.content))
     assert Image.open(written).tobytes() == served.tobytes()
+
+
+def test_it_has_each_parameter_of_explain() -> None:
+    command = get_command(cli).commands["explain"]  # type: ignore[attr-defined]
+    options = {option.name: option for option in command.params}
+    for name, field in Parameters.model_fields.items():
+        assert options[name].help == field.description
+        assert f"--{name.replace('_', '-')}" in options[name].opts
+
+
+@pytest.mark.slow
+def test_the_parameters_are_those_of_http(tmp_path: Path, client: TestClient) -> None:
+    asked = {"signed": "true", "size": "layer", "normalize": "percentile", "target": "espresso"}
+    options = ["--signed", "--size", "layer", "--normalize", "percentile", "--target", "espresso"]
+    code, text = explain(CAT, *options, "--output", "values", "--folder", str(tmp_path / "a"))
+    assert code == 0, text
+    answer = client.post(
+        f"{MODEL}:explain",
+        params=asked,
+        content=Path(CAT).read_bytes(),
+        headers={"Content-Type": "image/png", "Accept": "application/x-npy"},
+    )
+    found = np.load(tmp_path / "a" / "chelsea.gradcam.npy")
+    assert np.allclose(found, np.load(BytesIO(answer.content)), atol=1e-3)
+    assert found.min() < 0
+    code, text = explain(CAT, "--output", "panel", "--folder", str(tmp_path / "b"))
+    assert code == 0, text
+    with Image.open(CAT) as photo, Image.open(tmp_path / "b" / "chelsea.gradcam.png") as panel:
+        assert panel.width > 2 * photo.width
 
 
 @pytest.mark.slow
@@ -159,7 +192,9 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
         (["--layer", "conv9"], "model 'efficientnet-lite0' has no layer 'conv9'; the nearest"),
         (["--method", "rollout"], "model 'efficientnet-lite0' cannot do rollout: it needs a"),
         (["--prompts", "a cat"], "model 'efficientnet-lite0' takes no prompts: it is not an image"),
-        (["--opacity", "2"], "opacity is '2.0': it should be a number from 0 to 1"),
+        (["--opacity", "2"], "opacity is '2': it should be a number from 0 to 1"),
+        (["--opacity", "0.2", "--opacity", "0.3"], "opacity is given 2 times; give it once"),
+        (["--size", "photo"], "size is 'photo': it should be 'image', 'model' or 'layer'"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
     ],
 )

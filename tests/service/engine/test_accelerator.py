@@ -67,6 +67,7 @@ async def test_each_caller_gets_the_answer_about_its_own_photo(
         assert found.score == pytest.approx(right.score, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("callers", "least"), [(64, 16), (256, 32)])
 async def test_many_callers_fill_the_batches(model: ServedModel, callers: int, least: int) -> None:
     """The device takes ten times as long as the one of `bench.accelerator`, so that a busy

@@ -151,6 +151,7 @@ async def test_an_image_larger_than_the_input_is_answered_by_the_model_itself(
     assert found.map.shape == (14, 14)
 
 
+@pytest.mark.slow
 async def test_large_background_images_run_one_by_one_and_are_not_padded(
     model: ServedModel,
 ) -> None:

@@ -61,6 +61,7 @@ def post(client: Any, model: str = "shapes", accept: str = "application/json", *
     return client.post(path, content=PICTURE, params=query, headers=headers)
 
 
+@pytest.mark.slow
 def test_each_word_lies_where_it_is_seen(client: TestClient) -> None:
     response = post(client, question=QUESTION)
     assert response.status_code == 200, response.text
@@ -138,6 +139,7 @@ def test_requests_and_the_library_know_the_same_methods() -> None:
     assert get_args(AnswerMethodName.__value__) == tuple(ANSWER_METHODS)
 
 
+@pytest.mark.slow
 def test_every_method_is_answered(client: TestClient) -> None:
     for method in ANSWER_METHODS:
         query: dict[str, Any] = {"question": QUESTION, "word": "blue", "method": method}
@@ -391,6 +393,7 @@ def test_an_audit_finds_the_method_that_auto_means(tmp_path: Path) -> None:
         assert told["audited"]["method"] == "logits"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -114,6 +114,7 @@ def test_a_prompt_is_a_mixture_of_classes(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(mixture(logits).exp(), torch.tensor([expected]).float())
 
 
+@pytest.mark.slow
 def test_the_probability_of_a_prompt_is_that_of_its_classes(served: ServedModel) -> None:
     mixture: Any = served.module
     image = seen(served, "coffee")
@@ -124,6 +125,7 @@ def test_the_probability_of_a_prompt_is_that_of_its_classes(served: ServedModel)
     torch.testing.assert_close(found, expected / expected.sum())
 
 
+@pytest.mark.slow
 def test_maps_lie_on_what_the_prompt_means(served: ServedModel) -> None:
     hits = []
     for (name, prompt), box in PLACES.items():
@@ -148,6 +150,7 @@ def test_a_text_is_no_contrast_of_itself(served: ServedModel) -> None:
         module.text_target("a cat ", "a cat")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "activation", "reason"),
     [

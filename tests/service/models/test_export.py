@@ -183,6 +183,7 @@ def test_the_file_is_served_as_the_model_was(form: Form, tmp_path: Path) -> None
             close(found.map, expected.map)
 
 
+@pytest.mark.slow
 def test_a_single_output_has_the_map_of_what_it_says(tmp_path: Path) -> None:
     """The negative class is explained by minus the logit."""
     net = Residual()

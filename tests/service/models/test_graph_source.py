@@ -503,6 +503,7 @@ class Normed(nn.Module):
         return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimize", [False, True])
 def test_names_of_layers_are_those_of_the_file_and_stay(tmp_path: Path, optimize: bool) -> None:
     """Norms that are not folded into convolutions were refused: OpenVINO makes their operations,
@@ -525,6 +526,7 @@ def test_names_of_layers_are_those_of_the_file_and_stay(tmp_path: Path, optimize
     np.testing.assert_allclose(found.map, expected.map, atol=1e-4 * expected.map.max())
 
 
+@pytest.mark.slow
 def test_an_own_export_to_openvino_is_read_and_its_names_stay(tmp_path: Path) -> None:
     torch.save(as_after_training(timm.create_model("test_resnet")).state_dict(), tmp_path / "w.pt")
     source = ModelEntry(

@@ -59,6 +59,7 @@ def test_prompts_are_the_labels(tmp_path: Path, kind: str, activation: str) -> N
     torch.testing.assert_close(served.module(image), theirs)
 
 
+@pytest.mark.slow
 def test_other_prompts_are_another_model(tmp_path: Path) -> None:
     folder = saved(tmp_path / "clip")
     one, other = (
@@ -113,6 +114,7 @@ def asked(client: Any, target: Any, name: str = "m", **parameters: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
     resnet = ModelEntry(name="r", source="timm:test_resnet", weights="none")
     with running_app(Settings(), [entry(saved(tmp_path / "clip")), resnet]) as client:
@@ -189,6 +191,7 @@ def own(client: Any, verb: str, prompts: Any, name: str = "m", **parameters: Any
 LISTED = ["a dog", "the cat", "a photo of a cat", "to drink from", "control"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 def test_a_request_has_prompts_of_its_own(tmp_path: Path, kind: str) -> None:
     """Its answers are those of a model whose entry has these prompts."""

@@ -72,6 +72,7 @@ def test_sagemaker_implies_its_port_and_host() -> None:
     assert read_settings({"SAGEMAKER_MULTI_MODEL": "true"}).starts_empty
 
 
+@pytest.mark.slow
 def test_sagemaker_pings(sagemaker: TestClient) -> None:
     assert sagemaker.get("/ping").status_code == 200
 
@@ -238,6 +239,7 @@ def predictor(*answers: Any, status: int = 200) -> Iterator[tuple[str, list[Any]
             thread.join()
 
 
+@pytest.mark.slow
 def test_the_predictor_is_asked_for_the_class(cat: bytes, espresso: bytes) -> None:
     numbers = [0.0] * 1000
     numbers[281] = 1.0

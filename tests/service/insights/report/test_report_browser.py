@@ -19,7 +19,10 @@ from tests.service.insights.report.report_stage import (
     write_picture,
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+]
 
 CATS = 70
 """More than are made at once."""

@@ -116,6 +116,7 @@ def page(planted: Path) -> Page:
     return read_page(planted)
 
 
+@pytest.mark.slow
 def test_a_watermark_is_one_suspect_cluster(page: Page, planted: Path) -> None:
     assert section(planted).count('class="mark"') == 1
     assert f"cluster 0 suspect {MARKED} maps, 3.8 % of the class" in page.words  # 12 / 312
