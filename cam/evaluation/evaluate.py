@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import Any, Final, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from cam.errors import (
     NothingDetected,
     TargetMismatch,
 )
-from cam.evaluation import curves, localisation, masking, perturbation, road, stability
 from cam.evaluation.baselines import baseline, misplaced
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import (
@@ -45,6 +44,7 @@ from cam.evaluation.metrics import (
 from cam.evaluation.scorer import OUTPUT, Again, Answering, Forwards, Judged, Scorer
 from cam.explanation import Explanation, Map, Question
 from cam.methods import INPUT, METHODS
+from cam.methods.method import load
 from cam.methods.progress import Progress, finish
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.reading import AUTO, Reading
@@ -56,35 +56,6 @@ Planned = tuple[Any, Metric, Scorer, Judged, int]
 Known = Mapping[Any, tuple[float | None, Mapping[str, Any], str | None]]
 """Key of a piece of work → value, details and warning."""
 ScoreSteps = Generator[Progress, None, list[Scores] | CamError]
-Formula = Callable[[Scorer, Judged], Forwards[tuple[float | None, Mapping[str, Any]]]]
-
-WITHOUT: Final = {
-    "energy": "the map has no heat above 0",
-    "completeness": "the attributions should add up to 0",
-    "sensitivity": "the map is zero everywhere",
-    "stability": "the map, or that of each changed image, is constant",
-}
-"""Name of a metric → why it has no value for some maps."""
-FORMULAS: Final[Mapping[str, Formula]] = {
-    "insertion": curves.insertion,
-    "deletion": curves.deletion,
-    "road": road.road,
-    "road_morf": road.road_morf,
-    "road_lerf": road.road_lerf,
-    "confidence_drop": masking.confidence_drop,
-    "confidence_increase": masking.confidence_increase,
-    "coherency": masking.coherency,
-    "complexity": masking.complexity,
-    "adcc": masking.adcc,
-    "arcc": masking.arcc,
-    "sensitivity": perturbation.sensitivity,
-    "infidelity": perturbation.infidelity,
-    "stability": stability.stability,
-    "energy": localisation.energy,
-    "pointing": localisation.pointing,
-    "completeness": localisation.completeness,
-}
-"""Name of a metric → what computes it."""
 
 
 def evaluate(
@@ -272,7 +243,7 @@ def _values(plan: Sequence[Planned]) -> Generator[Progress, None, Known]:
     yield Progress(done, total)
     known: dict[Any, tuple[float | None, Mapping[str, Any], str | None]] = {}
     for key, metric, scorer, judged, passes in plan:
-        steps = FORMULAS[metric.name](scorer, judged)
+        steps = load(metric.function)(scorer, judged)
         made = 0
         while True:
             try:
@@ -300,7 +271,7 @@ def _score(
     """
     value, details, warning = known[metric.name, number]
     if value is None and warning is None:
-        warning = WITHOUT.get(metric.name, "the map is constant")
+        warning = metric.without
     drawn = {
         name: [
             other
@@ -345,9 +316,7 @@ def _plan(
                 parts.add(key)
                 counts = dict(metric.forwards(options, subject.values.size))
                 if maps := metric.maps(options):
-                    shared = metric.name in ("adcc", "arcc", "coherency")
-                    part = "again" if shared else metric.name
-                    counts[part] = maps * (
+                    counts[metric.sharing or metric.name] = maps * (
                         _passes(question) if subject.again is judged.again else 0
                     )
                 passes = 0

@@ -1,6 +1,9 @@
 """The metrics of maps: what each measures, which value is better, and by which convention.
 
-Nothing here needs torch. `cam.evaluation.evaluate` computes the scores.
+Nothing here needs torch: the table names the functions that compute the values, and
+`cam.evaluation.evaluate` imports them when a map is scored.
+
+A package may add metrics of its own: each entry point of the group `gradcam.metrics` is a `Metric`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.errors import InvalidOption
+from cam.extensions import added
+from cam.methods.method import Function
+
+GROUP: Final = "gradcam.metrics"
+"""The group of entry points whose objects are further metrics."""
 
 Better = Literal["higher", "lower"]
 Substrate = Literal["zero", "blur", "mean"]
@@ -138,17 +146,25 @@ class Metric:
     better: Better
     convention: Callable[[MetricOptions], str]
     """Returns how the value is computed, with the source."""
+    function: Function
+    """The function that computes the value: it takes a `cam.evaluation.scorer.Scorer` and the map,
+    a `cam.evaluation.scorer.Judged`. It is a generator that yields the number of forward passes
+    that it has made since, and returns the value, or None, and the numbers that it is made of."""
     forwards: Callable[[MetricOptions, int], Mapping[str, int]] = lambda options, pixels: {}
     """Returns the numbers of forward passes for one map of so many pixels, without those that make
     maps, by a name that metrics with the same passes share."""
     maps: Callable[[MetricOptions], int] = lambda options: 0
     """Returns how many maps are made for changed images. If it is not 0, a map whose method is not
-    known cannot be scored. Coherency, ADCC and ARCC share theirs."""
+    known cannot be scored."""
+    sharing: str | None = None
+    """Name that metrics with the same maps of changed images share."""
     baselines: tuple[Baseline, ...] = BASELINES
     """Baselines whose value is not known beforehand."""
     options: tuple[str, ...] = ()
     """Names of the options that have an effect."""
     needs: Literal["region", "completeness"] | None = None
+    without: str = "the map is constant"
+    """Why it has no value for some maps, where its function returns None."""
 
     def random_maps(self, options: MetricOptions) -> int:
         """Return the number of turned maps with which a score is compared."""
@@ -250,7 +266,7 @@ _MASKED: Final = (
     "maximum"
 )
 
-METRICS: Final[Mapping[str, Metric]] = {
+_BUILT_IN: Final[dict[str, Metric]] = {
     metric.name: metric
     for metric in (
         Metric(
@@ -260,6 +276,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             _curve("insertion"),
             forwards=_points("insertion"),
             options=("steps", "insertion_from"),
+            function="cam.evaluation.curves:insertion",
         ),
         Metric(
             "deletion",
@@ -268,6 +285,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             _curve("deletion"),
             forwards=_points("deletion"),
             options=("steps", "deletion_to"),
+            function="cam.evaluation.curves:deletion",
         ),
         Metric(
             "road",
@@ -277,6 +295,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             _road("both"),
             forwards=_shares("most", "least"),
             options=("percentages",),
+            function="cam.evaluation.road:road",
         ),
         Metric(
             "road_morf",
@@ -285,6 +304,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             _road("most"),
             forwards=_shares("most"),
             options=("percentages",),
+            function="cam.evaluation.road:road_morf",
         ),
         Metric(
             "road_lerf",
@@ -293,6 +313,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             _road("least"),
             forwards=_shares("least"),
             options=("percentages",),
+            function="cam.evaluation.road:road_lerf",
         ),
         Metric(
             "confidence_drop",
@@ -300,6 +321,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             "lower",
             lambda options: f"{_POPPI}: max(0, y − o) / y of the probabilities; {_MASKED}",
             forwards=lambda options, pixels: {"masked": 1},
+            function="cam.evaluation.masking:confidence_drop",
         ),
         Metric(
             "confidence_increase",
@@ -307,6 +329,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             "higher",
             lambda options: f"{_POPPI}: 1 if y < o, else 0; {_MASKED}",
             forwards=lambda options, pixels: {"masked": 1},
+            function="cam.evaluation.masking:confidence_increase",
         ),
         Metric(
             "coherency",
@@ -318,6 +341,8 @@ METRICS: Final[Mapping[str, Metric]] = {
             ),
             maps=lambda options: 1,
             baselines=("random", "edges"),
+            function="cam.evaluation.masking:coherency",
+            sharing="again",
         ),
         Metric(
             "complexity",
@@ -328,6 +353,7 @@ METRICS: Final[Mapping[str, Metric]] = {
                 "maximum, at the input's size"
             ),
             baselines=("gaussian", "edges", "uniform"),  # a map that is turned is as large
+            function="cam.evaluation.masking:complexity",
         ),
         Metric(
             "adcc",
@@ -338,6 +364,8 @@ METRICS: Final[Mapping[str, Metric]] = {
             ),
             forwards=lambda options, pixels: {"masked": 1},
             maps=lambda options: 1,
+            function="cam.evaluation.masking:adcc",
+            sharing="again",
         ),
         Metric(
             "arcc",
@@ -353,6 +381,8 @@ METRICS: Final[Mapping[str, Metric]] = {
                 ("arcc most", "arcc least"), NOISES * len(ARCC_PERCENTAGES)
             ),
             maps=lambda options: 1,
+            function="cam.evaluation.masking:arcc",
+            sharing="again",
         ),
         Metric(
             "sensitivity",
@@ -367,6 +397,8 @@ METRICS: Final[Mapping[str, Metric]] = {
             maps=lambda options: options.samples,
             baselines=("edges",),
             options=("samples", "radius", "scale_free"),
+            function="cam.evaluation.perturbation:sensitivity",
+            without="the map is zero everywhere",
         ),
         Metric(
             "infidelity",
@@ -384,6 +416,7 @@ METRICS: Final[Mapping[str, Metric]] = {
             ),
             forwards=lambda options, pixels: {SQUARES: options.squares},
             options=("squares", "scale_free"),
+            function="cam.evaluation.perturbation:infidelity",
         ),
         Metric(
             "stability",
@@ -396,6 +429,8 @@ METRICS: Final[Mapping[str, Metric]] = {
             ),
             maps=lambda options: len(VIEWS),
             baselines=("edges",),
+            function="cam.evaluation.stability:stability",
+            without="the map, or that of each changed image, is constant",
         ),
         Metric(
             "energy",
@@ -406,6 +441,8 @@ METRICS: Final[Mapping[str, Metric]] = {
                 "game): Σ heat inside / Σ heat, of the heat above 0 at the input's size"
             ),
             needs="region",
+            function="cam.evaluation.localisation:energy",
+            without="the map has no heat above 0",
         ),
         Metric(
             "pointing",
@@ -416,6 +453,7 @@ METRICS: Final[Mapping[str, Metric]] = {
                 "a margin, at the input's size"
             ),
             needs="region",
+            function="cam.evaluation.localisation:pointing",
         ),
         Metric(
             "completeness",
@@ -427,10 +465,16 @@ METRICS: Final[Mapping[str, Metric]] = {
             ),
             baselines=(),
             needs="completeness",
+            function="cam.evaluation.localisation:completeness",
+            without="the attributions should add up to 0",
         ),
     )
 }
-"""Name → metric."""
+
+METRICS: Final[Mapping[str, Metric]] = _BUILT_IN | {
+    metric.name: metric for metric in added(GROUP, Metric, _BUILT_IN)
+}
+"""Name → metric, those of other packages last."""
 
 
 def metric_named(name: str) -> Metric:

@@ -8,21 +8,16 @@ A package may add methods of its own: each entry point of the group `gradcam.met
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Final
 
 from cam.errors import UnknownMethod, did_you_mean
+from cam.extensions import added
 from cam.methods.method import INPUT as INPUT
 from cam.methods.method import Method as Method
 
 GROUP: Final = "gradcam.methods"
 """The group of entry points whose objects are further methods."""
-NAME: Final = re.compile(r"[a-z][a-z0-9+_-]{0,63}")
-"""What the name of a further method must look like: requests, files and metrics have it."""
 RESERVED: Final = ("auto", "input")
 
 # What the methods of a family have in common; an entry of the table names what is its own.
@@ -323,34 +318,14 @@ _BUILT_IN: Final[dict[str, Method]] = {
 }
 
 
-def _added(taken: Mapping[str, Method]) -> Iterator[Method]:
-    """Yield the methods of other packages; those that cannot be used are told by a warning."""
-    names = {*taken, *RESERVED}
-    for entry in sorted(entry_points(group=GROUP)):
-        try:
-            method = entry.load()
-        except Exception as error:  # it is another package's code
-            _leave_out(entry.value, f"{type(error).__name__}: {error}")
-            continue
-        if not isinstance(method, Method):
-            _leave_out(entry.value, f"it is a {type(method).__name__}, not a cam.methods.Method")
-        elif not NAME.fullmatch(method.name):
-            _leave_out(entry.value, f"its name {method.name!r:.80} does not match {NAME.pattern}")
-        elif method.name in names:
-            _leave_out(entry.value, f"the name {method.name!r} is taken")
-        elif (method.levels is None) != (method.fusion is None):
-            _leave_out(entry.value, "levels and fusion belong together")
-        else:
-            names.add(method.name)
-            yield method
-
-
-def _leave_out(what: str, why: str) -> None:
-    warnings.warn(f"the method {what} is left out: {why}", RuntimeWarning, stacklevel=2)
+def _problem(method: Method) -> str | None:
+    if (method.levels is None) != (method.fusion is None):
+        return "levels and fusion belong together"
+    return None
 
 
 METHODS: Final[dict[str, Method]] = _BUILT_IN | {
-    method.name: method for method in _added(_BUILT_IN)
+    method.name: method for method in added(GROUP, Method, {*_BUILT_IN, *RESERVED}, _problem)
 }
 """Name → method, those of other packages last."""
 

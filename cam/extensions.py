@@ -1,0 +1,63 @@
+"""What other packages add: the objects of a group of entry points."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from importlib.metadata import entry_points
+from typing import Final, Protocol, TypeVar
+
+NAME: Final = re.compile(r"[a-z][a-z0-9+_-]{0,63}")
+"""What the name of an addition must look like: requests, files and metrics have it."""
+
+
+class Named(Protocol):
+    """What can be added."""
+
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def added(
+    group: str,
+    kind: type[N],
+    taken: Collection[str],
+    problem: Callable[[N], str | None] = lambda one: None,
+) -> Iterator[N]:
+    """Yield what the entry points of a group name; what cannot be used is told by a warning.
+
+    Args:
+        kind: the class of what is added.
+        taken: names that an addition cannot have.
+        problem: returns why an addition cannot be used, or None.
+    """
+    names = set(taken)
+    for entry in sorted(entry_points(group=group)):
+        try:
+            one = entry.load()
+        except Exception as error:  # it is another package's code
+            _leave_out(kind, entry.value, f"{type(error).__name__}: {error}")
+            continue
+        if not isinstance(one, kind):
+            expected = f"{kind.__module__.removesuffix('.method')}.{kind.__name__}"
+            why: str | None = f"it is a {type(one).__name__}, not a {expected}"
+        elif not NAME.fullmatch(one.name):
+            why = f"its name {one.name!r:.80} does not match {NAME.pattern}"
+        elif one.name in names:
+            why = f"the name {one.name!r} is taken"
+        else:
+            why = problem(one)
+        if why:
+            _leave_out(kind, entry.value, why)
+        else:
+            names.add(one.name)
+            yield one
+
+
+def _leave_out(kind: type[Named], what: str, why: str) -> None:
+    message = f"the {kind.__name__.lower()} {what} is left out: {why}"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
