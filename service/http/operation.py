@@ -8,7 +8,7 @@ problem of one instance told in its place.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -95,7 +95,7 @@ class Operation(Generic[P, T]):
     draw: Callable[[Pipeline, RequestContext[P], str], Awaitable[bytes]] | None = None
     check: Callable[[Sequence[Instance[P]], str], None] = lambda instances, form: None
     tagged: bool = False
-    told: Sequence[str] = field(default=())
+    told: Sequence[str] = ()
     size: Callable[[Any], int] | None = None
 
     @property
