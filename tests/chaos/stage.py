@@ -23,6 +23,8 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from tests import waiting
+
 ROOT = Path(__file__).parent.parent.parent
 IDLE_SECONDS = 3.0
 
@@ -148,18 +150,20 @@ def _entry(model: str) -> str:
 
 def until_ready(stage: Stage, seconds: float = 120) -> float:
     """Seconds until it was."""
-    begun = time.monotonic()
-    while time.monotonic() - begun < seconds:
+
+    def is_ready() -> bool:
         assert stage.process.poll() is None, "the service ended"
         with (
             suppress(OSError),
             socket.create_connection(("127.0.0.1", stage.port), timeout=2) as one,
         ):
             one.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            if one.recv(100).startswith(b"HTTP/1.1 200"):
-                return time.monotonic() - begun
-        time.sleep(0.05)
-    raise AssertionError("never ready")
+            return one.recv(100).startswith(b"HTTP/1.1 200")
+        return False
+
+    begun = time.monotonic()
+    waiting.until(is_ready, seconds)
+    return time.monotonic() - begun
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
+
+from tests import waiting
 
 ROOT = Path(__file__).parent.parent.parent
 READY_SECONDS = 400
@@ -59,14 +60,12 @@ def starting(*arguments: str, **environment: str) -> Iterator[Served]:
 def until_ready(process: subprocess.Popen[str], http: httpx2.Client) -> list[httpx2.Response]:
     """What /readyz said on the way to 200."""
     answers: list[httpx2.Response] = []
-    ending = time.monotonic() + READY_SECONDS
-    while time.monotonic() < ending:
+
+    def is_ready() -> bool:
         assert process.poll() is None, process.communicate()
-        try:
+        with suppress(httpx2.ConnectError):
             answers.append(http.get("/readyz"))
-            if answers[-1].status_code == 200:
-                return answers
-        except httpx2.ConnectError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError("never ready")
+        return bool(answers) and answers[-1].status_code == 200
+
+    waiting.until(is_ready, READY_SECONDS)
+    return answers

@@ -28,6 +28,7 @@ from service.jobs.runner import LEASE_ITEMS, Runner
 from service.jobs.submission import Submissions
 from service.limits.keys import new_key
 from service.local.app import create_app
+from tests import waiting
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
 from tests.service.conftest import wait_until_ready
@@ -85,10 +86,7 @@ def test_a_photo_that_hangs_the_model_is_given_up(tmp_path: Path) -> None:
             found: dict[str, int] = answer.json().get("counts", {"left": -1})
             return found
 
-        deadline = time.monotonic() + 120
-        while counts()["left"]:
-            assert time.monotonic() < deadline, counts()
-            time.sleep(0.5)
+        waiting.until(lambda: not counts()["left"], 120)
         assert counts() == {"total": COUNT + 1, "done": COUNT, "failed": 1, "left": 0}
         found = answers(client, job)
         assert [name for name, line in found.items() if "error" in line] == ["20.png"]
