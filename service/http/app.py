@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,11 @@ from service.core.errors import (
     UnknownRoute,
 )
 from service.core.metrics import Metrics
-from service.core.platforms import EXPLAIN
 from service.core.settings import Settings
 from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.access import AccessTable, needs
+from service.http.adapter import Adapter, Added, Parts
 from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.audit_routes import make_audits_router
@@ -43,20 +43,9 @@ from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, 
 from service.http.guard import Guard, Guarded, LimitBody
 from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Deliver, Head, ObserveRequests
-from service.http.open_inference.inference import Inference
-from service.http.open_inference.routes import Repository, make_open_inference_router
 from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
-from service.http.platforms.addresses import PlatformAddresses, native_path
-from service.http.platforms.predictor import Predictor
-from service.http.platforms.sagemaker import (
-    Invocations,
-    has_several_models,
-    invocation,
-    make_sagemaker_router,
-)
-from service.http.platforms.vertex import NestExplanations
 from service.http.proxies import Forwarded, Prefixed
 from service.http.reception import Reception
 from service.jobs.host import Jobs
@@ -90,6 +79,7 @@ def make_app(
     entries: Sequence[ModelEntry],
     *,
     operations: Sequence[Operation[Any, Any]],
+    adapters: Sequence[Adapter],
     manager: Backend,
     metrics: Metrics,
     counts: ServiceCounts | None = None,
@@ -101,6 +91,7 @@ def make_app(
     Args:
         entries: the configured models, which may be added again after they were removed.
         operations: what the models do with images: `service.features.OPERATIONS`.
+        adapters: the ways in beside the native routes: `service.features.ADAPTERS`.
         manager: the backend; the app enters it when it starts, and leaves it when it ends.
         metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
         counts: the counts of the whole service; by default, this process is alone.
@@ -150,45 +141,38 @@ def make_app(
         metrics=metrics,
         works=works_on_jobs,
     )
-    predictor = None
-    if settings.predictor_host:
-        predictor = Predictor(settings.predictor_host, seconds=settings.deadline_seconds)
     reception = Reception(
         manager=manager,
         admission=admission,
         fetcher=fetcher,
         settings=settings,
-        predictor=predictor,
     )
 
     # A configured model that was removed may be added again.
     sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
     administration = AdministrationRoutes(manager, admission, sources)
-    repository = Repository(manager, administration, entries)
-    inference = Inference(reception, pipeline, manager)
-
-    def grpc() -> AbstractAsyncContextManager[None]:
-        if not settings.grpc_port:
-            return nullcontext()
-        # Its packages are an extra; `service.process.listener` says so where they are missing.
-        from service.http.open_inference.grpc_server import Calls, serving_grpc
-
-        calls = Calls(
-            inference=inference,
-            repository=repository,
-            manager=manager,
-            guard=guard,
-            body_budget=body_budget,
-            metrics=metrics,
-            settings=settings,
-        )
-        return serving_grpc(calls, settings, counts.processes)
+    parts = Parts(
+        settings,
+        entries,
+        manager,
+        metrics,
+        counts,
+        pipeline,
+        reception,
+        administration,
+        body_budget,
+    )
+    additions = [added for adapter in adapters if (added := adapter(parts))]
+    reception.choosers = [added.choose for added in additions if added.choose]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with pipeline, fetcher, manager, jobs, grpc():
+            async with pipeline, fetcher, manager, jobs, AsyncExitStack() as scope:
+                for added in additions:
+                    if added.running:
+                        await scope.enter_async_context(added.running(guard))
                 tasks = [asyncio.create_task(_rest(admission), name="rest")]
                 if keys and settings.keys:
                     tasks.append(asyncio.create_task(keys.follow(settings.keys), name="keys"))
@@ -206,21 +190,15 @@ def make_app(
         make_jobs_router(jobs=jobs, manager=manager),
         make_audits_router(jobs=jobs),
         make_administration_router(administration),
-        make_open_inference_router(
-            inference=inference, reception=reception, manager=manager, repository=repository
-        ),
+        *(added.router for added in additions if added.router),
     ):
         app.include_router(router)
-    if settings.platform == "sagemaker":
-        app.include_router(
-            make_sagemaker_router(manager=manager, administration=administration, settings=settings)
-        )
     guard = Guard(
         table=AccessTable(app.routes),
         keys=keys,
         rates=rates or Rates(),
         admission=admission,
-        native=_native(settings, manager),
+        native=partial(_native, additions),
     )
     app.state.manager = manager
     app.state.metrics = metrics
@@ -229,7 +207,9 @@ def make_app(
     app.state.counts = counts
     app.state.jobs = jobs
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
-    _add_platform(app, settings, manager)
+    for added in additions:
+        for kind, options in added.middleware:
+            app.add_middleware(kind, **options)
     app.add_middleware(Forwarded, root_path=settings.root_path, trusted=settings.trusted_proxies)
     app.add_middleware(Deliver, metrics=metrics)
     return app
@@ -281,30 +261,13 @@ def _add_middleware(
         )
 
 
-def _native(settings: Settings, manager: Backend) -> Callable[[str, Headers], str]:
-    """Return the function that finds the path of a request's route, as the middleware of
-    `_add_platform` does."""
-    several = has_several_models(settings)
-
-    def native(path: str, headers: Headers) -> str:
-        found = None
-        if settings.platform == "sagemaker":
-            found = invocation(path, headers, manager, several=several)
-        return found[0] if found else native_path(path, settings.routes, manager)
-
-    return native
-
-
-def _add_platform(app: FastAPI, settings: Settings, manager: Backend) -> None:
-    """Add the middleware that translates a platform's requests."""
-    if settings.routes:
-        app.add_middleware(PlatformAddresses, routes=settings.routes, manager=manager)
-    if settings.platform == "sagemaker":
-        app.add_middleware(Invocations, manager=manager, several=has_several_models(settings))
-    if settings.platform == "vertex":
-        for path, native in settings.routes.items():
-            if native == EXPLAIN:
-                app.add_middleware(NestExplanations, path=path)
+def _native(additions: Sequence[Added], path: str, headers: Headers) -> str:
+    """Return the path of the route that answers a request. The last adapter that knows the path
+    decides, as its middleware is the outermost."""
+    for added in reversed(additions):
+        if native := added.native(path, headers):
+            return native
+    return path
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +17,6 @@ from service.backend.timings import Timings
 from service.core.errors import DeadlineExceeded, Problem
 from service.core.settings import Settings
 from service.http.guard import asked_seconds
-from service.http.platforms.predictor import Predictor
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
 from service.limits.fetch import Allowance, Fetcher
@@ -25,6 +24,8 @@ from service.pipeline.instances import Instance, P, Remote
 
 DRAWING_SHARE: Final = 0.2
 """Share of a request's time that is kept for drawing and sending."""
+Choose = Callable[[str, Sequence[Instance[Any]]], Awaitable[list[Instance[Any]]]]
+"""Completes the instances of a request for a model of that name."""
 
 
 @asynccontextmanager
@@ -132,13 +133,13 @@ class Reception:
         admission: Admission,
         fetcher: Fetcher,
         settings: Settings,
-        predictor: Predictor | None = None,
     ) -> None:
         self._manager = manager
         self._admission = admission
         self._fetcher = fetcher
         self._settings = settings
-        self._predictor = predictor
+        self.choosers: Sequence[Choose] = ()
+        """Complete the instances of each request, one after the other."""
         # More images than the queue holds cannot be admitted together.
         self.max_instances: Final = min(settings.max_instances, settings.max_queue)
         """Maximum number of images of one request."""
@@ -197,8 +198,8 @@ class Reception:
             with self._admission.admit(model, len(instances), costly=costly, place=place):
                 allowance = Allowance(self._settings.max_body_bytes)
                 instances = await fill(instances, self._fetcher, allowance)
-                if self._predictor:
-                    instances = await self._predictor.choose(model, instances)
+                for choose in self.choosers:
+                    instances = await choose(model, instances)
                 yield RequestContext(replicas, instances, timings, seconds, until, hold)
                 if place:
                     place.was_answered, place.batch = True, timings.batch_size

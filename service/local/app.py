@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.engine.manager import ModelManager
-from service.features import OPERATIONS
+from service.features import ADAPTERS, OPERATIONS
 from service.http.app import make_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.journal import Journal
@@ -34,4 +34,11 @@ def create_app(
     if again:
         metrics.count_restart(entry.name for entry in entries)
     manager = ModelManager(entries, settings=settings, metrics=metrics, journal=Journal(journal))
-    return make_app(settings, entries, operations=OPERATIONS, manager=manager, metrics=metrics)
+    return make_app(
+        settings,
+        entries,
+        operations=OPERATIONS,
+        adapters=ADAPTERS,
+        manager=manager,
+        metrics=metrics,
+    )

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.features import OPERATIONS
+from service.features import ADAPTERS, OPERATIONS
 from service.http.app import make_app
 from service.limits.counters import SharedCounts
 from service.limits.rates import Rates
@@ -43,6 +43,7 @@ def run(
             settings,
             entries,
             operations=OPERATIONS,
+            adapters=ADAPTERS,
             manager=RemoteBackend(str(folder / ENGINE), metrics),
             metrics=metrics,
             counts=SharedCounts(folder / COUNTS, number),

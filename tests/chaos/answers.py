@@ -17,7 +17,7 @@ import grpc
 from PIL import Image
 from tritonclient.grpc import service_pb2
 
-from service.http.open_inference.tensors import Tensor
+from service.features.open_inference.tensors import Tensor
 from tests.chaos import http2, probing
 from tests.chaos.finding import Finding, slack
 from tests.chaos.matrix import MOST_FOR_A_BYTE, MOST_WITHOUT_A_KEY

@@ -15,7 +15,7 @@ from io import BytesIO
 from itertools import product
 from typing import Final
 
-from service.http.open_inference.tensors import Tensor
+from service.features.open_inference.tensors import Tensor
 from tests.chaos.corpus import png_chunk
 from tests.chaos.stage import photo
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 from tritonclient.grpc import service_pb2
 
-from service.http.open_inference.tensors import NUMBERS, Tensor
+from service.features.open_inference.tensors import NUMBERS, Tensor
 from tests.chaos import http2
 from tests.chaos.finding import STUCK_SECONDS, Finding
 from tests.chaos.stage import photo, plain, staged

@@ -11,7 +11,7 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from service.http.open_inference.tensors import Tensor
+from service.features.open_inference.tensors import Tensor
 from tests.chaos.bodies import (
     DEEP,
     DEPTH,

@@ -13,7 +13,7 @@ from typing import TypeVar
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from service.http.open_inference.tensors import Tensor
+from service.features.open_inference.tensors import Tensor
 from tests.chaos import corpus
 from tests.chaos.finding import STUCK_SECONDS, Finding
 from tests.chaos.stage import Client, Reply, staged

@@ -21,7 +21,7 @@ from service.http.encodings import PIECE
 from service.http.guard import LimitBody
 from service.limits.body_budget import BodyBudget
 from tests.service.conftest import encoded, noise, running_app
-from tests.service.http.open_inference.test_routes import image
+from tests.service.features.open_inference.test_routes import image
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 

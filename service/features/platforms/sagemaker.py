@@ -37,9 +37,9 @@ from service.core.errors import (
 from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
 from service.core.settings import Settings
+from service.features.platforms.addresses import at
 from service.http.access import needs
 from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
-from service.http.platforms.addresses import at
 from service.models.catalog import NAME, ModelEntry, read_catalog
 
 ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"

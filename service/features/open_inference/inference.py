@@ -34,8 +34,8 @@ from service.core.errors import (
 )
 from service.core.json_text import read_json
 from service.core.schemas import dump
+from service.features.open_inference.tensors import Tensor
 from service.http.answers import together
-from service.http.open_inference.tensors import Tensor
 from service.http.reception import Reception, RequestContext
 from service.limits.admission import AdmittedRequest
 from service.pipeline.images import decode_base64

@@ -26,9 +26,7 @@ from service.core.errors import (
 )
 from service.core.json_text import read_json, validate_json
 from service.core.pydantic_errors import mistake
-from service.http.access import needs
-from service.http.administration import AdministrationRoutes, read_entry
-from service.http.open_inference.inference import (
+from service.features.open_inference.inference import (
     DEFAULT,
     VERSION,
     Inference,
@@ -36,7 +34,9 @@ from service.http.open_inference.inference import (
     require_known_extensions,
     require_version,
 )
-from service.http.open_inference.tensors import Tensor, from_list, from_raw
+from service.features.open_inference.tensors import Tensor, from_list, from_raw
+from service.http.access import needs
+from service.http.administration import AdministrationRoutes, read_entry
 from service.http.reception import Reception, deadline, while_connected
 from service.models.catalog import ModelEntry
 

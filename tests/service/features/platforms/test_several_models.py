@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from service.core.errors import Forbidden, InvalidParameter, Problem, UnknownModel
 from service.core.settings import read_settings
-from service.http.platforms.sagemaker import read_model
+from service.features.platforms.sagemaker import read_model
 from service.limits.keys import new_key
 from service.local.app import create_app
 from tests.service.conftest import encoded, noise, running_app

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from service.core.errors import ConfigError, QueueFull, Unexplainable
 from service.core.platforms import kserve_settings
 from service.core.settings import Settings, read_settings
-from service.http.platforms.predictor import class_of
+from service.features.platforms.predictor import class_of
 from service.models.catalog import EMBEDDED, read_catalog
 from service.models.store import copied
 from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, running_app

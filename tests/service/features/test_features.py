@@ -1,4 +1,4 @@
-"""Operations: each is a folder, the list has all of them, and one can be added or deleted alone."""
+"""Features: each is a folder, the lists have all of them, and one can be added or deleted alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import service.features
 from service.backend.interface import Listener
 from service.core.schemas import FailedInstance
 from service.core.settings import Settings
-from service.features import OPERATIONS
+from service.features import ADAPTERS, OPERATIONS
 from service.features.predict import PREDICT
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
@@ -32,11 +32,11 @@ from tests.service.conftest import MODEL, running_app
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = {
-    path.parent.name: path.parent for path in Path(service.features.__file__).parent.glob("*/*.py")
+    path.parent.name for path in Path(service.features.__file__).parent.glob("*/__init__.py")
 }
 BESIDE = {"explain": ["evaluate"]}
 """What is deleted with an operation: `pyproject.toml` says that it needs it."""
-DELETED = ["predict", "explain", "evaluate", "activations"]
+DELETED = ["predict", "explain", "evaluate", "activations", "open_inference", "platforms"]
 
 
 class Seen(BaseModel):
@@ -84,11 +84,19 @@ def extended() -> Iterator[TestClient]:
             yield client
 
 
-def test_the_list_has_each_folder() -> None:
-    listed = {
-        work.__module__.split(".")[2] for operation in OPERATIONS for work in [operation.work]
-    }
-    assert listed == set(FOLDERS) - {"features"}
+def listed() -> dict[str, list[str]]:
+    """Folder → its names in the lists."""
+    found: dict[str, list[str]] = {}
+    for operation in OPERATIONS:
+        folder = operation.work.__module__.split(".")[2]
+        found.setdefault(folder, []).append(operation.name.upper())
+    for adapter in ADAPTERS:
+        found.setdefault(adapter.__module__.split(".")[2], []).append(adapter.__name__)
+    return found
+
+
+def test_the_lists_have_each_folder() -> None:
+    assert set(listed()) == FOLDERS
     assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
 
 
@@ -124,7 +132,7 @@ def test_an_operation_that_is_not_listed_is_not_there(extended: TestClient, cat:
 
 def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
     graph = grimp.build_graph("service", "cam", exclude_type_checking_imports=True)
-    for name in set(FOLDERS) - {"features"}:
+    for name in FOLDERS:
         inside = {
             module
             for module in graph.modules
@@ -141,7 +149,7 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DELETED)
-def test_an_operation_is_deleted(
+def test_a_feature_is_deleted(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     gone = [name, *BESIDE.get(name, [])]
@@ -150,19 +158,13 @@ def test_an_operation_is_deleted(
         copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
         copy(ROOT / path, tmp_path / path)
     package = tmp_path / "service" / "features"
-    for each_gone in gone:
-        shutil.rmtree(package / each_gone)
-        constant = next(
-            operation
-            for operation in OPERATIONS
-            if operation.work.__module__ == f"service.features.{each_gone}"
-        ).name.upper()
-        remove(package / "__init__.py", rf"from service\.features\.{each_gone} import .*\n")
-        remove(package / "__init__.py", rf"    {constant},\n")
+    for one in gone:
+        shutil.rmtree(package / one)
+        remove(package / "__init__.py", rf"from service\.features\.{one} import .*\n")
+        for entry in listed()[one]:
+            remove(package / "__init__.py", rf"    {entry},\n")
         project = tmp_path / "pyproject.toml"
-        text = re.sub(
-            rf'"{each_gone}", | \| {each_gone}\b|\b{each_gone} \| ', "", project.read_text()
-        )
+        text = re.sub(rf'"{one}", | \| {one}\b|\b{one} \| ', "", project.read_text())
         project.write_text(text)
     cache = tmp_path_factory.getbasetemp() / "mypy"
     run(tmp_path, "ruff", "check", "service")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.errors import MalformedRequest
-from service.http.open_inference.tensors import NUMBERS, Tensor, from_list, from_raw
+from service.features.open_inference.tensors import NUMBERS, Tensor, from_list, from_raw
 
 
 def listed(tensor: Tensor) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from service.core.settings import Settings
-from service.http.open_inference.tensors import Tensor, from_raw
+from service.features.open_inference.tensors import Tensor, from_raw
 from service.limits.keys import new_key
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE

@@ -37,8 +37,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.http.guard import Guard
-from service.http.open_inference.inference import (
+from service.features.open_inference.inference import (
     OUTPUTS,
     VERSION,
     Inference,
@@ -46,8 +45,9 @@ from service.http.open_inference.inference import (
     require_known_extensions,
     require_version,
 )
-from service.http.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
-from service.http.open_inference.tensors import from_list, from_raw
+from service.features.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
+from service.features.open_inference.tensors import from_list, from_raw
+from service.http.guard import Guard
 from service.http.reception import deadline
 from service.limits.admission import AdmittedRequest
 from service.limits.body_budget import BodyBudget, Share

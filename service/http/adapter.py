@@ -1,0 +1,66 @@
+"""A way in beside the native routes: a platform's contract, or another protocol.
+
+An adapter is a function that takes the parts of the app and returns what it adds to the app, or
+None where the settings do not ask for it. `service.features.ADAPTERS` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp
+
+from service.backend.interface import Backend
+from service.core.metrics import Metrics
+from service.core.settings import Settings
+from service.http.administration import AdministrationRoutes
+from service.http.guard import Guard
+from service.http.reception import Choose, Reception
+from service.limits.body_budget import BodyBudget
+from service.limits.counters import ServiceCounts
+from service.models.catalog import ModelEntry
+from service.pipeline.pipeline import Pipeline
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of the app, which adapters share."""
+
+    settings: Settings
+    entries: Sequence[ModelEntry]
+    """The configured models, which may be added again after they were removed."""
+    manager: Backend
+    metrics: Metrics
+    counts: ServiceCounts
+    pipeline: Pipeline
+    reception: Reception
+    administration: AdministrationRoutes
+    body_budget: BodyBudget
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """What an adapter adds to the app.
+
+    Args:
+        router: routes, each of which declares its access.
+        native: returns the path of the route that answers a request, by the path and the headers
+            with which it came; None for a path that is not the adapter's.
+        middleware: classes of middleware with their options, from the innermost to the outermost.
+        running: returns what is open while the app runs, such as a port of its own.
+        choose: completes the instances of each request before the work on them.
+    """
+
+    router: APIRouter | None = None
+    native: Callable[[str, Headers], str | None] = lambda path, headers: None
+    middleware: Sequence[tuple[Callable[..., ASGIApp], Mapping[str, Any]]] = ()
+    running: Callable[[Guard], AbstractAsyncContextManager[None]] | None = None
+    choose: Choose | None = None
+
+
+Adapter = Callable[[Parts], Added | None]

@@ -1,1 +1,0 @@
-"""The Open Inference Protocol (V2), as Triton, KServe, MLServer and Seldon speak it."""
