@@ -32,11 +32,11 @@ from service.batch.work import UnreadImage, explain_item
 from service.core.concurrency import explain_many
 from service.core.settings import Settings
 from service.core.threads import one_each
-from service.jobs.database import Database
-from service.jobs.job_files import Folder
-from service.jobs.leases import Store
-from service.jobs.records import NewItem, NewJob
-from service.jobs.submission import Submissions
+from service.features.jobs.database import Database
+from service.features.jobs.job_files import Folder
+from service.features.jobs.leases import Store
+from service.features.jobs.records import NewItem, NewJob
+from service.features.jobs.submission import Submissions
 from service.local.session import local_session
 from service.pipeline.images import decode
 from service.pipeline.json_records import caption_of, describe_target

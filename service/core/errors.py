@@ -24,8 +24,8 @@
   - 504 DeadlineExceeded
   - 507 InsufficientStorage   the disk is full, or the jobs' share of it
 
-The problems of jobs are in `service.jobs.errors`. `ConfigError` is not an answer: it is a mistake
-in settings or models.toml, which stops the start.
+A feature may have problems of its own. `ConfigError` is not an answer: it is a mistake in settings
+or models.toml, which stops the start.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from service.features.activations import ACTIVATIONS
 from service.features.answers import ANSWER
 from service.features.evaluate import EVALUATE
 from service.features.explain import EXPLAIN
+from service.features.jobs import jobs_and_audits
 from service.features.open_inference import v2
 from service.features.platforms import addresses, kserve, sagemaker, vertex
 from service.features.predict import PREDICT
@@ -29,6 +30,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     ANSWER,
 )
 ADAPTERS: Final[tuple[Adapter, ...]] = (
+    jobs_and_audits,
     v2,
     addresses,
     sagemaker,

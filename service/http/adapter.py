@@ -16,13 +16,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
 from service.backend.interface import Backend
+from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.core.settings import Settings
 from service.http.administration import AdministrationRoutes
 from service.http.guard import Guard
 from service.http.reception import Choose, Reception
+from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import ServiceCounts
+from service.limits.fetch import Fetcher
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import Pipeline
 
@@ -41,6 +44,10 @@ class Parts:
     reception: Reception
     administration: AdministrationRoutes
     body_budget: BodyBudget
+    fetcher: Fetcher
+    admission: Admission
+    is_first: bool
+    """Whether this process does what one process of a service does for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +55,21 @@ class Added:
     """What an adapter adds to the app.
 
     Args:
-        router: routes, each of which declares its access.
+        routers: routes, each of which declares its access.
         native: returns the path of the route that answers a request, by the path and the headers
             with which it came; None for a path that is not the adapter's.
         middleware: classes of middleware with their options, from the innermost to the outermost.
         running: returns what is open while the app runs, such as a port of its own.
+        failure: returns the mistake in the configuration that shows only now, if there is one: the
+            process then ends.
         choose: completes the instances of each request before the work on them.
     """
 
-    router: APIRouter | None = None
+    routers: Sequence[APIRouter] = ()
     native: Callable[[str, Headers], str | None] = lambda path, headers: None
     middleware: Sequence[tuple[Callable[..., ASGIApp], Mapping[str, Any]]] = ()
-    running: Callable[[Guard], AbstractAsyncContextManager[None]] | None = None
+    running: Callable[[Guard], AbstractAsyncContextManager[Any]] | None = None
+    failure: Callable[[], ConfigError | None] = lambda: None
     choose: Choose | None = None
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from anyio import to_thread
@@ -37,18 +38,15 @@ from service.http.access import AccessTable, needs
 from service.http.adapter import Adapter, Added, Parts
 from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
-from service.http.audit_routes import make_audits_router
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
-from service.http.job_routes import make_jobs_router
 from service.http.middleware import Cors, Deliver, Head, ObserveRequests
 from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
 from service.http.proxies import Forwarded, Prefixed
 from service.http.reception import Reception
-from service.jobs.host import Jobs
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
@@ -84,7 +82,7 @@ def make_app(
     metrics: Metrics,
     counts: ServiceCounts | None = None,
     rates: Rates | None = None,
-    works_on_jobs: bool = True,
+    is_first: bool = True,
 ) -> FastAPI:
     """Make the app that serves the models of a backend.
 
@@ -96,7 +94,8 @@ def make_app(
         metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
         counts: the counts of the whole service; by default, this process is alone.
         rates: the rates of keys, of the whole service; by default, this process is alone.
-        works_on_jobs: whether this process processes jobs. It receives them in any case.
+        is_first: whether this process does what one process of a service does for all, such as
+            processing jobs.
     """
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
@@ -131,16 +130,6 @@ def make_app(
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
-    jobs = Jobs(
-        manager=manager,
-        pipeline=pipeline,
-        fetcher=fetcher,
-        admission=admission,
-        body_budget=body_budget,
-        settings=settings,
-        metrics=metrics,
-        works=works_on_jobs,
-    )
     reception = Reception(
         manager=manager,
         admission=admission,
@@ -161,6 +150,9 @@ def make_app(
         reception,
         administration,
         body_budget,
+        fetcher,
+        admission,
+        is_first,
     )
     additions = [added for adapter in adapters if (added := adapter(parts))]
     reception.choosers = [added.choose for added in additions if added.choose]
@@ -169,7 +161,7 @@ def make_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with pipeline, fetcher, manager, jobs, AsyncExitStack() as scope:
+            async with pipeline, fetcher, manager, AsyncExitStack() as scope:
                 for added in additions:
                     if added.running:
                         await scope.enter_async_context(added.running(guard))
@@ -187,10 +179,8 @@ def make_app(
         make_page_router(),
         make_about_router(manager=manager, metrics=metrics),
         make_operations_router(operations, reception=reception, pipeline=pipeline),
-        make_jobs_router(jobs=jobs, manager=manager),
-        make_audits_router(jobs=jobs),
+        *chain.from_iterable(added.routers for added in additions),
         make_administration_router(administration),
-        *(added.router for added in additions if added.router),
     ):
         app.include_router(router)
     guard = Guard(
@@ -205,7 +195,7 @@ def make_app(
     app.state.admission = admission
     app.state.guard = guard
     app.state.counts = counts
-    app.state.jobs = jobs
+    app.state.failures = [added.failure for added in additions]
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
     for added in additions:
         for kind, options in added.middleware:

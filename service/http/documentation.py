@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
+from typing import Final
 
-from service.core.job_schemas import ItemResult
-from service.core.schemas import TINY_PNG, Explanation, Prediction
-from service.http.contract import takes, worked_example
-from service.http.job_queries import JobParameters, SubmitQuery
-from service.jobs.manifest import JobRequest
+from service.http.contract import takes
 from service.models.catalog import NewModel
 
 DESCRIPTION: Final = """\
@@ -33,40 +28,4 @@ TAGS: Final = [
     {"name": "operations", "description": "Health and metrics."},
 ]
 
-EXPLANATION: Final = worked_example(Explanation)
-RESULT: Final[dict[str, Any]] = {
-    **worked_example(ItemResult),
-    "prediction": worked_example(Prediction),
-    "explanations": [EXPLANATION],
-}
-RESULT_LINE: Final = json.dumps(RESULT) + "\n"
-CLUSTER_LINES: Final = (
-    "id,number,class,cluster,suspect,reasons,x,y\r\n"
-    "cats/a.jpg,0,Egyptian cat,0,true,same pattern; border; isolated,15.4,7.15\r\n"
-)
-
-_INSTANCE: Final = {"image": {"b64": TINY_PNG}}
-SUBMIT: Final = takes(
-    SubmitQuery,
-    JobRequest,
-    example={"instances": [{**_INSTANCE, "id": "a"}], "parameters": {"fit": "squash"}},
-    form=JobParameters,
-    files={
-        "application/x-ndjson": '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n',
-        **dict.fromkeys(("application/zip", "application/x-tar", "application/gzip")),
-    },
-)
-AUDIT: Final = takes(
-    SubmitQuery,
-    JobRequest,
-    example={
-        "instances": [{"image": {"path": "cats/a.jpg"}, "target": "Egyptian cat"}],
-        "parameters": {"method": ["gradcam", "layercam"]},
-    },
-    form=JobParameters,
-    files={
-        "application/x-ndjson": '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n',
-        **dict.fromkeys(("application/zip", "application/x-tar", "application/gzip")),
-    },
-)
 ADD_MODEL: Final = takes(body=NewModel, example={"name": "r50", "source": "torchvision:resnet50"})

@@ -48,7 +48,7 @@ def run(
             metrics=metrics,
             counts=SharedCounts(folder / COUNTS, number),
             rates=Rates(folder),
-            works_on_jobs=number == 0,
+            is_first=number == 0,
         )
 
     return serve(make, settings, listening, heartbeat, says_hello=number == 0)

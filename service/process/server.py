@@ -20,7 +20,6 @@ from service.core.errors import ConfigError, Problem
 from service.core.logs import is_json
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.jobs.host import Jobs
 from service.limits.connections import grpc_connections, most_connections, raise_file_limit
 from service.process.heartbeat import LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
@@ -109,7 +108,7 @@ async def _serve(
     raise_file_limit(settings)
     server = _server(settings, app)
     manager: Backend = app.state.manager
-    jobs: Jobs = app.state.jobs
+    failures: list[Callable[[], ConfigError | None]] = app.state.failures
     metrics: Metrics = app.state.metrics
     serving = asyncio.create_task(server.serve([listening]))
     await asyncio.wait(
@@ -127,8 +126,9 @@ async def _serve(
         if manager.worn_out and not server.should_exit:
             log.error("too many workers hang; only a new process helps")
             server.drain()
-        if jobs.failure and not server.should_exit:
-            failure = jobs.failure
+        mistake = next(filter(None, (look() for look in failures)), None)
+        if mistake and not server.should_exit:
+            failure = mistake
             server.should_exit = True
         if manager.loaded.done() and not said_hello and not server.should_exit:
             said_hello = True

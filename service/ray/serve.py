@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,7 +47,6 @@ from service.models.catalog import ModelEntry, configured
 
 if TYPE_CHECKING:  # it imports torch
     from service.engine.manager import ModelManager
-    from service.jobs.host import Jobs
 
 CLOSE_SECONDS = 5.0
 """Seconds for the end of the lifespan, after the last request."""
@@ -129,7 +129,7 @@ class Replica:
         app = create_app(self._settings, self._entries)
         app.add_middleware(Inside)
         self._manager: ModelManager = app.state.manager
-        self._jobs: Jobs = app.state.jobs
+        self._failures: list[Callable[[], ConfigError | None]] = app.state.failures
         return app
 
     async def check_health(self) -> None:
@@ -142,8 +142,9 @@ class Replica:
         """
         from service.http.app import PARSERS
 
-        if self._jobs.failure:
-            raise self._jobs.failure
+        for failure in self._failures:
+            if mistake := failure():
+                raise mistake
         await asyncio.shield(self._manager.loaded)
         # Serve sets the limit to max_ongoing_requests whenever it configures the replica.
         to_thread.current_default_thread_limiter().total_tokens = PARSERS

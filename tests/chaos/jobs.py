@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from service.jobs.leases import HOPELESS
+from service.features.jobs.leases import HOPELESS
 from tests.chaos.bringing import ask, bring, lines_of, told, until_done
 from tests.chaos.crops import Crops, crops
 from tests.chaos.finding import Finding

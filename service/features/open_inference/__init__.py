@@ -34,4 +34,4 @@ def v2(parts: Parts) -> Added:
     router = make_open_inference_router(
         inference=inference, reception=parts.reception, manager=manager, repository=repository
     )
-    return Added(router, running=grpc if settings.grpc_port else None)
+    return Added([router], running=grpc if settings.grpc_port else None)

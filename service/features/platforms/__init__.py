@@ -46,7 +46,7 @@ def sagemaker(parts: Parts) -> Added | None:
     router = make_sagemaker_router(
         manager=manager, administration=parts.administration, settings=settings
     )
-    return Added(router, native, [(Invocations, {"manager": manager, "several": several})])
+    return Added([router], native, [(Invocations, {"manager": manager, "several": several})])
 
 
 def vertex(parts: Parts) -> Added | None:

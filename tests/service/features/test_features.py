@@ -36,7 +36,7 @@ FOLDERS = {
 }
 BESIDE = {"explain": ["evaluate"]}
 """What is deleted with an operation: `pyproject.toml` says that it needs it."""
-DELETED = ["predict", "explain", "evaluate", "activations", "open_inference", "platforms"]
+DELETED = ["predict", "explain", "evaluate", "activations", "jobs", "open_inference", "platforms"]
 
 
 class Seen(BaseModel):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.methods import abilities
+from cam.methods import attention, attnlrp, biases, relevance
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.served_model import load
@@ -282,9 +282,14 @@ def test_a_check_that_raises_makes_its_method_unsuited_and_no_other(
     def raising(*given: object) -> str | None:
         raise ValueError("batch_norm eps must be positive")
 
-    for name in ("lrp_problem", "attnlrp_problem", "attention_problems", "require_biases"):
+    for module, name in (
+        (relevance, "lrp_problem"),
+        (attnlrp, "attnlrp_problem"),
+        (attention, "attention_problems"),
+        (biases, "require_biases"),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(abilities, name, raising)
+            patch.setattr(module, name, raising)
             found = load(entry).unsuited
         wrong = {method for method, reason in found.items() if "eps must be positive" in reason}
         assert wrong

@@ -20,8 +20,8 @@ from service.models.catalog import ModelEntry, read_catalog
 from tests.service.batch.batches import Shell, rows
 from tests.service.cli.test_explain import explain
 from tests.service.conftest import encoded, noise
-from tests.service.jobs.conftest import app_with
-from tests.service.jobs.forms import accepted, ended, results
+from tests.service.features.jobs.conftest import app_with
+from tests.service.features.jobs.forms import accepted, ended, results
 from tests.service.models.test_reading import FACTORIES, KEYS, PLAIN
 
 WHITE = encoded(Image.new("RGB", (8, 8), "white"))

@@ -1,1 +1,0 @@
-"""Jobs: requests with many images, which are stored, processed at low priority and read later."""
