@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter
@@ -63,6 +63,7 @@ class Added:
         failure: returns the mistake in the configuration that shows only now, if there is one: the
             process then ends.
         choose: completes the instances of each request before the work on them.
+        state: entries of the app's `state`, for whoever holds the app.
     """
 
     routers: Sequence[APIRouter] = ()
@@ -71,6 +72,7 @@ class Added:
     running: Callable[[Guard], AbstractAsyncContextManager[Any]] | None = None
     failure: Callable[[], ConfigError | None] = lambda: None
     choose: Choose | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 Adapter = Callable[[Parts], Added | None]

@@ -196,6 +196,8 @@ def make_app(
     app.state.guard = guard
     app.state.counts = counts
     app.state.failures = [added.failure for added in additions]
+    for name, value in chain.from_iterable(added.state.items() for added in additions):
+        setattr(app.state, name, value)
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
     for added in additions:
         for kind, options in added.middleware:

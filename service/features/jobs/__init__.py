@@ -24,4 +24,9 @@ def jobs_and_audits(parts: Parts) -> Added:
         works=parts.is_first,
     )
     routers = [make_jobs_router(jobs=host, manager=parts.manager), make_audits_router(jobs=host)]
-    return Added(routers, running=lambda guard: host, failure=lambda: host.failure)
+    return Added(
+        routers,
+        running=lambda guard: host,
+        failure=lambda: host.failure,
+        state={"jobs": host},
+    )
