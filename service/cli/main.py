@@ -492,8 +492,8 @@ def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
 def _folder(given: dict[str, Any], folder: Path) -> Path:
     """Return the folder for pictures: that of `--output`, which is taken from what was given, if it
     does not say what they show."""
-    sent = given.get("output", [])
-    if len(sent) != 1 or sent[0] in PICTURES:
+    sent = given.get("output")
+    if not isinstance(sent, list) or len(sent) != 1 or sent[0] in PICTURES:
         return folder
     del given["output"]
     return Path(sent[0])
