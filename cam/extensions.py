@@ -25,13 +25,15 @@ N = TypeVar("N", bound=Named)
 def added(
     group: str,
     kind: type[N],
+    where: str,
     taken: Collection[str],
     problem: Callable[[N], str | None] = lambda one: None,
 ) -> Iterator[N]:
     """Yield what the entry points of a group name; what cannot be used is told by a warning.
 
     Args:
-        kind: the class of what is added.
+        kind: the class of what is added, and
+        where: the module from which packages import it.
         taken: names that an addition cannot have.
         problem: returns why an addition cannot be used, or None.
     """
@@ -43,8 +45,7 @@ def added(
             _leave_out(kind, entry.value, f"{type(error).__name__}: {error}")
             continue
         if not isinstance(one, kind):
-            expected = f"{kind.__module__.removesuffix('.method')}.{kind.__name__}"
-            why: str | None = f"it is a {type(one).__name__}, not a {expected}"
+            why: str | None = f"it is a {type(one).__name__}, not a {where}.{kind.__name__}"
         elif not NAME.fullmatch(one.name):
             why = f"its name {one.name!r:.80} does not match {NAME.pattern}"
         elif one.name in names:

@@ -472,7 +472,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
 }
 
 METRICS: Final[Mapping[str, Metric]] = _BUILT_IN | {
-    metric.name: metric for metric in added(GROUP, Metric, _BUILT_IN)
+    metric.name: metric for metric in added(GROUP, Metric, __name__, _BUILT_IN)
 }
 """Name → metric, those of other packages last."""
 

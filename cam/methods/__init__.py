@@ -325,7 +325,8 @@ def _problem(method: Method) -> str | None:
 
 
 METHODS: Final[dict[str, Method]] = _BUILT_IN | {
-    method.name: method for method in added(GROUP, Method, {*_BUILT_IN, *RESERVED}, _problem)
+    method.name: method
+    for method in added(GROUP, Method, __name__, {*_BUILT_IN, *RESERVED}, _problem)
 }
 """Name → method, those of other packages last."""
 

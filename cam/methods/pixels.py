@@ -21,6 +21,8 @@ from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import Reading
 
+UNRECTIFIED = "it needs rectifiers (ReLU): this model has none"
+"""Reason why gradients are not guided."""
 NOISE = 0.15
 """σ of SmoothGrad as a share of the image's range; the paper recommends 0.1 … 0.2."""
 
@@ -174,7 +176,7 @@ def _guided(subject: Subject) -> Tensor:
     with GuidedRectifiers() as guided:
         gradients = subject.gradients(subject.image)
     if not guided.count:
-        raise MethodUnsuited("it needs rectifiers (ReLU): this model has none")
+        raise MethodUnsuited(UNRECTIFIED)
     return gradients.mean(1).abs().amax(1)
 
 
@@ -182,7 +184,7 @@ def unsuited(trial: Trial, name: str) -> str | None:
     """Return why a model does not suit a method that guides gradients: see `Method.unsuited`."""
     if trial.once(_rectifiers):
         return None
-    return "it needs rectifiers (ReLU): this model has none"
+    return UNRECTIFIED
 
 
 def _rectifiers(model: nn.Module, image: Tensor, reading: Reading) -> int:

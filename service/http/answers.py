@@ -14,7 +14,7 @@ from service.core.errors import NotAcceptable, Problem, unexpected
 from service.core.schemas import FailedInstance, ProblemDocument
 from service.models.info import ModelInfo
 from service.pipeline.instances import Instance, P
-from service.pipeline.parameters import ImageParameters, PredictParameters
+from service.pipeline.parameters import Parameters
 
 Result = TypeVar("Result")
 Report = TypeVar("Report")
@@ -94,7 +94,7 @@ async def as_ready(
             task.cancel()
 
 
-def entity_tag(model: ModelInfo, media_type: str, instances: Sequence[Instance[P]]) -> str:
+def entity_tag(model: ModelInfo, media_type: str, instances: Sequence[Instance[Parameters]]) -> str:
     """Return a tag that is equal for the same images, ids, model weights and parameters as sent.
 
     The tag is weak, because the last bits of a map may depend on the batch it was computed in.
@@ -106,13 +106,10 @@ def entity_tag(model: ModelInfo, media_type: str, instances: Sequence[Instance[P
             image = hashlib.blake2b(instance.image, digest_size=16).digest()
         else:
             image = repr(instance.image).encode()
-        parameters: ImageParameters = instance.parameters
-        if isinstance(parameters, PredictParameters):  # the default is the model's
-            fit = model.preprocessing.resolved(parameters.fit)
-            parameters = parameters.model_copy(update={"fit": fit})
-        asked = parameters.model_dump_json()
+        fit = model.preprocessing.resolved(instance.parameters.fit)  # the default is the model's
+        asked = instance.parameters.model_copy(update={"fit": fit}).model_dump_json()
         # For a detector it matters whether `top_k` was given: see `Parameters.boxes`.
-        asked += str("top_k" in parameters.model_fields_set)
+        asked += str("top_k" in instance.parameters.model_fields_set)
         digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
     return f'W/"{digest.hexdigest()}"'
 

@@ -26,6 +26,7 @@ from service import __version__
 from service.backend.interface import Backend
 from service.core.allocator import give_back_memory
 from service.core.errors import (
+    ConfigError,
     MalformedRequest,
     Problem,
     UnknownRoute,
@@ -195,7 +196,7 @@ def make_app(
     app.state.admission = admission
     app.state.guard = guard
     app.state.counts = counts
-    app.state.failures = [added.failure for added in additions]
+    app.state.failure = partial(_failure, additions)
     for name, value in chain.from_iterable(added.state.items() for added in additions):
         setattr(app.state, name, value)
     _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
@@ -251,6 +252,11 @@ def _add_middleware(
             allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
             expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
         )
+
+
+def _failure(additions: Sequence[Added]) -> ConfigError | None:
+    """Return the mistake in the configuration that an addition has met, if there is one."""
+    return next(filter(None, (added.failure() for added in additions)), None)
 
 
 def _native(additions: Sequence[Added], path: str, headers: Headers) -> str:

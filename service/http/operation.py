@@ -23,9 +23,10 @@ from service.backend.interface import Listener
 from service.core.errors import Problem
 from service.core.schemas import FailedInstance, ProgressLine, Step, dump
 from service.http.access import needs
-from service.http.answers import as_ready, choose, entity_tag, failed, matches, together
+from service.http.answers import as_ready, choose, failed, matches, require_one_map, together
 from service.http.contract import JSON, PHOTOS, SERVING, answers, takes
 from service.http.reception import Reception, RequestContext, deadline, while_connected
+from service.models.info import ModelInfo
 from service.pipeline.instances import Instance, P
 from service.pipeline.pipeline import Pipeline
 
@@ -52,6 +53,16 @@ def progress_line(instance: Instance[P], progress: Progress) -> BaseModel:
     )
 
 
+def one_for_a_file(instances: Sequence[Instance[P]], form: str) -> None:
+    """Check that a file is asked for of one instance.
+
+    Raises:
+        NotAcceptable: if it is asked for of several.
+    """
+    if form not in (JSON, NDJSON):
+        require_one_map(len(instances), form)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation(Generic[P, T]):
     """What a model does with images at `POST /v1/models/{model}:NAME`.
@@ -72,7 +83,8 @@ class Operation(Generic[P, T]):
         drawn: media types of files that are made of one instance.
         draw: makes the file of the only instance.
         check: is called with the instances and the media type before any work.
-        tagged: whether the answer has an entity tag, and is not made again for a caller who has it.
+        tag: returns the answer's entity tag, by the model, the media type and the instances; an
+            answer is not made again for a caller who has it. None if there are no tags.
         told: names of the headers that the document lists.
         size: returns the bytes of pictures and maps in an answer, if many are small; by default
             each answer is written by a thread.
@@ -93,8 +105,8 @@ class Operation(Generic[P, T]):
     step: Callable[[Instance[P], Progress], BaseModel] = progress_line
     drawn: Sequence[str] = ()
     draw: Callable[[Pipeline, RequestContext[P], str], Awaitable[bytes]] | None = None
-    check: Callable[[Sequence[Instance[P]], str], None] = lambda instances, form: None
-    tagged: bool = False
+    check: Callable[[Sequence[Instance[P]], str], None] = one_for_a_file
+    tag: Callable[[ModelInfo, str, Sequence[Instance[P]]], str] | None = None
     told: Sequence[str] = ()
     size: Callable[[Any], int] | None = None
 
@@ -125,7 +137,7 @@ def make_operations_router(
             headers=operation.told,
             problems=SERVING,
         )
-        if operation.tagged:
+        if operation.tag:
             described[304] = {"description": "The caller's `If-None-Match` names this very answer."}
         router.post(
             f"/v1/models/{{model:model}}:{operation.name}",
@@ -175,10 +187,10 @@ class _Route(Generic[P, T]):
                 # At the deadline each unfinished instance becomes a line that says so.
                 request.scope["state"]["until"] = context.until + LAST_LINES_SECONDS
                 return StreamingResponse(self._lines(context), media_type=form, headers=headers)
-            if operation.tagged:
+            if operation.tag:
                 headers["ETag"] = await _quickly(
                     sum(instance.size for instance in context.instances),
-                    partial(entity_tag, context.replicas.model, form, context.instances),
+                    partial(operation.tag, context.replicas.model, form, context.instances),
                 )
                 if matches(_list_of(request, "if-none-match"), headers["ETag"]):
                     return Response(status_code=304, headers=headers)

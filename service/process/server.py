@@ -108,7 +108,7 @@ async def _serve(
     raise_file_limit(settings)
     server = _server(settings, app)
     manager: Backend = app.state.manager
-    failures: list[Callable[[], ConfigError | None]] = app.state.failures
+    mistake_met: Callable[[], ConfigError | None] = app.state.failure
     metrics: Metrics = app.state.metrics
     serving = asyncio.create_task(server.serve([listening]))
     await asyncio.wait(
@@ -126,8 +126,7 @@ async def _serve(
         if manager.worn_out and not server.should_exit:
             log.error("too many workers hang; only a new process helps")
             server.drain()
-        mistake = next(filter(None, (look() for look in failures)), None)
-        if mistake and not server.should_exit:
+        if (mistake := mistake_met()) and not server.should_exit:
             failure = mistake
             server.should_exit = True
         if manager.loaded.done() and not said_hello and not server.should_exit:

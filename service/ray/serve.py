@@ -129,7 +129,7 @@ class Replica:
         app = create_app(self._settings, self._entries)
         app.add_middleware(Inside)
         self._manager: ModelManager = app.state.manager
-        self._failures: list[Callable[[], ConfigError | None]] = app.state.failures
+        self._mistake_met: Callable[[], ConfigError | None] = app.state.failure
         return app
 
     async def check_health(self) -> None:
@@ -142,9 +142,8 @@ class Replica:
         """
         from service.http.app import PARSERS
 
-        for failure in self._failures:
-            if mistake := failure():
-                raise mistake
+        if mistake := self._mistake_met():
+            raise mistake
         await asyncio.shield(self._manager.loaded)
         # Serve sets the limit to max_ongoing_requests whenever it configures the replica.
         to_thread.current_default_thread_limiter().total_tokens = PARSERS

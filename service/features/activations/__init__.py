@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from service.backend.interface import Listener
@@ -11,8 +10,6 @@ from service.features.activations.look import observe, show
 from service.features.activations.parameters import ActivationParameters, ActivationRequest
 from service.features.activations.render import NPZ
 from service.features.activations.schemas import ActivationResponse, LayerActivation
-from service.http.answers import require_one_map
-from service.http.contract import JSON
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
@@ -36,11 +33,6 @@ async def _draw(
     return await show(pipeline, context.replicas, instance, context.timings, form)
 
 
-def _check(instances: Sequence[Instance[ActivationParameters]], form: str) -> None:
-    if form != JSON:
-        require_one_map(len(instances), form)
-
-
 ACTIVATIONS: Final = Operation(
     name="activations",
     function="show_activations",
@@ -61,5 +53,4 @@ ACTIVATIONS: Final = Operation(
     gather=lambda results: ActivationResponse(activations=each(results)),
     drawn=(*EXTENSIONS, NPZ),
     draw=_draw,
-    check=_check,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -17,9 +16,8 @@ from service.core.schemas import TINY_PNG
 from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters, AnswerRequest
 from service.features.answers.result import AnswerResult, describe_token_line
-from service.http.answers import require_one_map
-from service.http.contract import JSON, worked_example
-from service.http.operation import NDJSON, Operation, each, progress_line
+from service.http.contract import worked_example
+from service.http.operation import Operation, each, progress_line
 from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
@@ -50,11 +48,6 @@ async def _work(
 async def _draw(pipeline: Pipeline, context: RequestContext[AnswerParameters], form: str) -> bytes:
     result = await _asked(pipeline, context, context.instances[0])
     return await pipeline.run(partial(result.as_picture, form))
-
-
-def _check(instances: Sequence[Instance[AnswerParameters]], form: str) -> None:
-    if form not in (JSON, NDJSON):
-        require_one_map(len(instances), form)
 
 
 def _step(instance: Instance[AnswerParameters], progress: Progress) -> BaseModel:
@@ -90,6 +83,5 @@ ANSWER: Final = Operation(
     step=_step,
     drawn=tuple(EXTENSIONS),
     draw=_draw,
-    check=_check,
     told=("Server-Timing",),
 )

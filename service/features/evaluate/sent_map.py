@@ -26,7 +26,7 @@ def map_on_input(b64: str, photo: Image.Image, seen: ModelInput) -> Map:
     is a border around the photo, it is 0.
 
     Raises:
-        InvalidMap: if it is no NumPy file, no finite numbers, or of another size.
+        InvalidMap: if it is not a NumPy file of finite numbers, or is of another size.
     """
     height, width = seen.pixels.shape[:2]
     sizes = {(height, width), (photo.height, photo.width)}
@@ -83,7 +83,7 @@ def _shape_of(file: bytes) -> tuple[int, ...]:
     """Return the shape of the array in a NumPy file, from its header alone.
 
     Raises:
-        ValueError: if it is no NumPy file, or its numbers are not real.
+        ValueError: if it is not a NumPy file, or its numbers are not real.
     """
     stream = BytesIO(file)
     version = np.lib.format.read_magic(stream)

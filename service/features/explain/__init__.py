@@ -16,9 +16,9 @@ from service.core.schemas import (
     FailedInstance,
     Prediction,
 )
-from service.http.answers import failed, require_one_map
+from service.http.answers import entity_tag, failed, require_one_map
 from service.http.contract import JSON, worked_example
-from service.http.operation import NDJSON, Operation, Results
+from service.http.operation import NDJSON, Operation, Results, one_for_a_file
 from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import ExplainRequest, Parameters
@@ -109,9 +109,9 @@ def _check(instances: Sequence[Instance[Parameters]], form: str) -> None:
         NotAcceptable, InvalidParameter: if not.
     """
     limit_maps(instances)
+    one_for_a_file(instances, form)
     if form in (JSON, NDJSON):
         return
-    require_one_map(len(instances), form)
     require_one_map(instances[0].parameters.maps, form)
     output = instances[0].parameters.output
     if form == NPY and output not in (None, "values"):
@@ -146,7 +146,7 @@ EXPLAIN: Final = Operation(
     drawn=(*EXTENSIONS, NPY),
     draw=_draw,
     check=_check,
-    tagged=True,
+    tag=entity_tag,
     told=("ETag", "Server-Timing"),
     size=lambda answer: _size(answer.explanations),
 )

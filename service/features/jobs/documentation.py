@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from service.core.job_schemas import ItemResult
+from service.core.job_schemas import ItemResult, JobDocument
 from service.core.schemas import TINY_PNG, Explanation, Prediction
 from service.features.jobs.manifest import JobRequest
 from service.features.jobs.queries import JobParameters, SubmitQuery
-from service.http.contract import takes, worked_example
+from service.http.contract import answers, takes, worked_example
 
+ACCEPTED: Final = answers(
+    JobDocument,
+    status=202,
+    headers=["Location", "Retry-After"],
+    problems=[400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507],
+)
+"""What is answered to what is to be processed later."""
 EXPLANATION: Final = worked_example(Explanation)
 RESULT: Final[dict[str, Any]] = {
     **worked_example(ItemResult),

@@ -76,12 +76,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         ),
         status_code=202,
         response_model=JobDocument,
-        responses=answers(
-            JobDocument,
-            status=202,
-            headers=["Location", "Retry-After"],
-            problems=[400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 507],
-        ),
+        responses=documentation.ACCEPTED,
         openapi_extra=documentation.SUBMIT,
     )(routes.submit_job)
     router.get(

@@ -27,7 +27,7 @@ def addresses(parts: Parts) -> Added | None:
     if not routes:
         return None
     return Added(
-        native=lambda path, headers: native_path(path, routes, manager) if path in routes else None,
+        native=lambda path, headers: native_path(path, routes, manager),
         middleware=[(PlatformAddresses, {"routes": routes, "manager": manager})],
     )
 

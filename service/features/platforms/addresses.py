@@ -24,17 +24,18 @@ class PlatformAddresses:
         self._manager = manager
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in self._routes:
-            scope = at(scope, native_path(scope["path"], self._routes, self._manager))
+        native = None
+        if scope["type"] == "http":
+            native = native_path(scope["path"], self._routes, self._manager)
+        if native:
+            scope = at(scope, native)
         await self._app(scope, receive, send)
 
 
-def native_path(path: str, routes: Mapping[str, str], manager: Backend) -> str:
-    """Return the service's own path for one that a platform prescribes; any other is its own."""
+def native_path(path: str, routes: Mapping[str, str], manager: Backend) -> str | None:
+    """Return the service's own path for one that a platform prescribes; None for any other."""
     native = routes.get(path)
-    if native is None:
-        return path
-    return native.replace("{model}", next(iter(manager.names), "none"))
+    return native and native.replace("{model}", next(iter(manager.names), "none"))
 
 
 def at(scope: Scope, path: str, **more: Any) -> Scope:
