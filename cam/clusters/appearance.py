@@ -91,9 +91,10 @@ class Appearance:
     @property
     def stands_out(self) -> bool:
         """Whether the photos differ from the others at this place, more than elsewhere, and under
-        their heat is not what the heat of the others lies on."""
+        their heat is not what the heat of the others lies on. Photos that differ elsewhere, too,
+        are of another kind, such as those of another camera in the class, and tell nothing."""
         return (
-            not self.copies
+            not (self.copies or self.another_kind)
             and self.shift - self.error - self.shift_outside >= STANDS_OUT
             and self.unlike >= UNLIKE
         )

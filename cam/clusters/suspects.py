@@ -11,7 +11,7 @@ things come together:
   four kinds, each of which is enough:
 
   - the photos show the same thing under the heat and differ elsewhere (`Appearance.same_thing`);
-  - the photos differ from others at this place, more than elsewhere, and what lies under their heat
+  - the photos differ from others at this place, hardly elsewhere, and what lies under their heat
     is not what lies under the heat of the others (`Appearance.stands_out`): a translucent mark,
     artefacts of a compression, digits that vary;
   - the model used something else (`APART`): Fisher's discriminant tells the members from other

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cam.clusters.appearance import (
+    UNLIKE,
     Appearance,
     Thumbnails,
     alike,
@@ -116,6 +117,14 @@ def test_a_translucent_mark_stands_out() -> None:
     veil = photos // 8 * 3 + 159
     assert appearance(maps, veil, elsewhere, others).another_kind
     assert not appearance(maps, veil, elsewhere, others).stands_out
+    # So are darker photos, although they differ most of all under the heat.
+    darker = photos // 8 * 5
+    darker[:, 8:, 8:] = photos[:, 8:, 8:] // 16 + 239
+    found = appearance(maps, darker, elsewhere, others)
+    assert found.shift - found.error - found.shift_outside >= 1
+    assert found.unlike >= UNLIKE
+    assert found.another_kind
+    assert not found.stands_out
     # What lies under the heat of others, too, is the object of the class.
     others[:, :8, :8] = others[:, :8, :8] // 8 * 3 + 159
     there = np.zeros((90, 4, 4), np.float32)
