@@ -248,10 +248,10 @@ def inside(words: list[str], around: dict[str, str]) -> float:
 
 def engine(source: Path) -> float:
     """Seconds from the first photo to the last overlay, the model loaded."""
-    from service.batch.inputs import open_inputs
     from service.core.allocator import keep_memory
     from service.core.concurrency import explain_many
     from service.core.settings import read_settings
+    from service.features.batch.inputs import open_inputs
     from service.local.session import local_session
     from service.pipeline.instances import Instance
     from service.pipeline.parameters import Parameters

@@ -148,7 +148,7 @@ def inside(classes: int, backwards: bool) -> dict[str, Any]:
 def of_report(classes: int) -> dict[str, Any]:
     from PIL import Image
 
-    from tests.service.insights.report.report_stage import map_row, write_manifest
+    from tests.service.features.report.report_stage import map_row, write_manifest
 
     random = np.random.default_rng(0)
     covers = {"covers_left": 0, "covers_top": 0, "covers_right": 224, "covers_bottom": 224}
@@ -177,10 +177,10 @@ def of_report(classes: int) -> dict[str, Any]:
 
 def clusters_of(manifest: Path) -> dict[str, Any]:
     """Find the clusters of a batch in this process, as its report does."""
-    from service.batch.configuration import source_of
-    from service.insights.report.census import take_census
-    from service.insights.report.clusters import cluster_classes, portray, write_clusters
-    from service.insights.report.write import read_rows
+    from service.features.batch.configuration import source_of
+    from service.features.report.census import take_census
+    from service.features.report.clusters import cluster_classes, portray, write_clusters
+    from service.features.report.write import read_rows
 
     census = take_census(read_rows(manifest))
     before = peak()

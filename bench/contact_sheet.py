@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFont
 from starlette.testclient import TestClient
 
 from cam import METHODS
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 
 COLUMNS, WIDTH, CAPTION, GAP = 6, 300, 44, 8
 DETECTING = ("odam", "drise")

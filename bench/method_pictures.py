@@ -20,8 +20,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam import METHODS
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 
 WIDTH, QUALITY = 256, 80
 FINE = {

@@ -35,8 +35,8 @@ import cam.passes.onepass
 import service.pipeline.images
 import service.pipeline.rendering
 from bench.service import ask_until_ready, photographs, serving
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
 

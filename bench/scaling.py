@@ -25,13 +25,13 @@ from rich.table import Table
 from bench.batch import make_photos
 from bench.record import record
 from service.backend.work import Explain
-from service.batch.configuration import RunConfiguration
-from service.batch.inputs import open_inputs
-from service.batch.parts import Parts
-from service.batch.work import UnreadImage, explain_item
 from service.core.concurrency import explain_many
 from service.core.settings import Settings
 from service.core.threads import one_each
+from service.features.batch.configuration import RunConfiguration
+from service.features.batch.inputs import open_inputs
+from service.features.batch.parts import Parts
+from service.features.batch.work import UnreadImage, explain_item
 from service.features.jobs.database import Database
 from service.features.jobs.job_files import Folder
 from service.features.jobs.leases import Store

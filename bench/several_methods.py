@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 
 MODEL = "/v1/models/efficientnet-lite0"
 FIVE = ["gradcam", "hirescam", "layercam", "xgradcam", "fem"]

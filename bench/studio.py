@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.http.page import PATHS
-from tests.service.insights.report.report_browser import launched
+from tests.service.features.report.report_browser import launched
 from tests.service.live import serving
 
 WATCH = """

@@ -32,7 +32,7 @@ from service.client.options import (
     PredictOptions,
     TargetObject,
 )
-from service.core.job_schemas import JobDocument
+from service.features.jobs.schemas import JobDocument
 
 __all__ = [
     "AnswerOptions",

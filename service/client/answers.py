@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from service.client.explanation import Explanation
 from service.client.failures import ServiceError, UnexpectedAnswer, failure, failure_of
-from service.core import answer_schemas, schemas
-from service.core.job_schemas import ItemResult
+from service.core import schemas
+from service.features.answers import schemas as answer_schemas
+from service.features.jobs.schemas import ItemResult
 
 M = TypeVar("M", bound=BaseModel)
 

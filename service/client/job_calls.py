@@ -16,7 +16,7 @@ from service.client.answers import Response
 from service.client.calls import JSON, Request, get, query_of, require_name, step, to_json
 from service.client.failures import seconds_until
 from service.client.photos import Photo, instance_of
-from service.core.job_schemas import JobDocument
+from service.features.jobs.schemas import JobDocument
 
 NDJSON = "application/x-ndjson"
 FILES = {

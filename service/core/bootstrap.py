@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from service.core.audit_schemas import Interval
+from service.core.schemas import Interval
 
 SAMPLES: Final = 2000
 LEVEL: Final = 0.95

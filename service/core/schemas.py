@@ -362,6 +362,16 @@ class MeanScore(Open):
     )
 
 
+class Interval(Open):
+    """A mean over photos, with its 95 % interval by Student's distribution; of fewer than three
+    photos there is none."""
+
+    mean: float = Field(examples=[0.53])
+    low: float | None = Field(examples=[0.49])
+    high: float | None = Field(examples=[0.57])
+    photos: int = Field(description="Number of photos with a value.", examples=[200])
+
+
 class EvaluationSummary(Open):
     """The scores of one method at one layer over all instances of the request."""
 

@@ -1,40 +1,63 @@
-"""What the service does: a feature is a folder here, and stands in `OPERATIONS` or `ADAPTERS`.
+"""What the service does: a feature is a folder here, and stands in one or more of these lists.
 
-An operation is what a model does with images. From the list come the routes, what they require of a
-caller, and what `openapi/openapi.json` says. A folder has the operation's parameters, its work and
-what it answers. An adapter is another way in to the same operations: a platform's contract, or
-another protocol. Nothing below this package knows of a feature, and `pyproject.toml` says which of
-them needs which.
+An operation is what a model does with images: from the list come the routes, what they require of a
+caller, and what `openapi/openapi.json` says. An adapter adds to the app: routes of other resources,
+such as jobs, or another way in, such as a platform's contract. A command is one of `gradcam`.
+Nothing below this package knows of a feature, and `pyproject.toml` says which of them needs which.
+
+The lists of the app are functions, because the command line and the client, which read one folder
+each, do without the packages that all of them need.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from service.features.activations import ACTIVATIONS
-from service.features.answers import ANSWER
-from service.features.evaluate import EVALUATE
-from service.features.explain import EXPLAIN
-from service.features.jobs import jobs_and_audits
-from service.features.open_inference import v2
-from service.features.platforms import addresses, kserve, sagemaker, vertex
-from service.features.predict import PREDICT
-from service.http.adapter import Adapter
-from service.http.operation import Operation
+if TYPE_CHECKING:
+    from service.http.adapter import Adapter
+    from service.http.operation import Operation
 
-OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
-    PREDICT,
-    EXPLAIN,
-    EVALUATE,
-    ACTIVATIONS,
-    ANSWER,
-)
-ADAPTERS: Final[tuple[Adapter, ...]] = (
-    jobs_and_audits,
-    v2,
-    addresses,
-    sagemaker,
-    vertex,
-    kserve,
-)
-"""Where two of them know a path, the later one has it."""
+COMMANDS: Final = {
+    "explain": "service.features.explain.command",
+    "answer": "service.features.answers.command",
+    "batch": "service.features.batch.command",
+    "audit": "service.features.audit.command",
+    "reference": "service.features.drift.command",
+}
+"""Name of a command → the module whose `command` it is. It is imported when it is needed."""
+
+
+def operations() -> tuple[Operation[Any, Any], ...]:
+    """Return what the models do with images."""
+    from service.features.activations.operation import ACTIVATIONS
+    from service.features.answers.operation import ANSWER
+    from service.features.evaluate.operation import EVALUATE
+    from service.features.explain.operation import EXPLAIN
+    from service.features.predict.operation import PREDICT
+
+    return (
+        PREDICT,
+        EXPLAIN,
+        EVALUATE,
+        ACTIVATIONS,
+        ANSWER,
+    )
+
+
+def adapters() -> tuple[Adapter, ...]:
+    """Return what is added to the app. Where two of them know a path, the later one has it."""
+    from service.features.audit.kind import audits
+    from service.features.jobs.adapter import jobs
+    from service.features.open_inference.adapter import v2
+    from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
+
+    return (
+        jobs(
+            audits,
+        ),
+        v2,
+        addresses,
+        sagemaker,
+        vertex,
+        kserve,
+    )

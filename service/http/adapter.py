@@ -1,7 +1,7 @@
 """A way in beside the native routes: a platform's contract, or another protocol.
 
 An adapter is a function that takes the parts of the app and returns what it adds to the app, or
-None where the settings do not ask for it. `service.features.ADAPTERS` lists them.
+None where the settings do not ask for it. `service.features.adapters` lists them.
 """
 
 from __future__ import annotations

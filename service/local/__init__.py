@@ -1,1 +1,1 @@
-"""The service in one process: the app, or the pipeline alone, with the engine beside it."""
+"""What commands share that work without a server: the engine, options, and the files they write."""

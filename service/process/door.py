@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from service.core.metrics import Metrics
 from service.core.settings import Settings
-from service.features import ADAPTERS, OPERATIONS
+from service.features import adapters, operations
 from service.http.app import make_app
 from service.limits.counters import SharedCounts
 from service.limits.rates import Rates
@@ -42,8 +42,8 @@ def run(
         return make_app(
             settings,
             entries,
-            operations=OPERATIONS,
-            adapters=ADAPTERS,
+            operations=operations(),
+            adapters=adapters(),
             manager=RemoteBackend(str(folder / ENGINE), metrics),
             metrics=metrics,
             counts=SharedCounts(folder / COUNTS, number),

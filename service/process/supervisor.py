@@ -151,7 +151,7 @@ class _Supervisor:
         """
         # The forkserver has imported torch already, so a new process starts at once.
         context = get_context("forkserver")
-        preload = ["service.process.server", "service.local.app", *_libraries(entries)]
+        preload = ["service.process.server", "service.app", *_libraries(entries)]
         context.set_forkserver_preload(preload)
         self._receiving = [
             Child(
@@ -326,7 +326,7 @@ def _live(
 ) -> None:
     """Run a process that receives requests and holds the models."""
     # These import torch, which the supervisor does not need.
-    from service.local.app import create_app
+    from service.app import create_app
     from service.process.server import run
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on

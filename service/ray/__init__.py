@@ -1,1 +1,1 @@
-"""The service on Ray Serve, and the batch command on a Ray cluster."""
+"""The service on Ray Serve."""

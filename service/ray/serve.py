@@ -117,8 +117,8 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # These import torch, which the process that runs `build` does not need.
+        from service.app import create_app
         from service.core.allocator import keep_memory
-        from service.local.app import create_app
 
         keep_memory()
         if self._settings.keys:

@@ -14,11 +14,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from service.app import create_app
 from service.core.settings import read_settings
 from service.http.access import flat
 from service.http.page import PATHS
 from service.limits.keys import new_key
-from service.local.app import create_app
 from tests.chaos.finding import Finding
 from tests.chaos.sockets import metric
 from tests.chaos.stage import ROOT, Client, staged

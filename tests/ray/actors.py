@@ -19,16 +19,16 @@ from PIL import Image
 
 import service.engine.lifecycle
 import service.local.session
-from service.batch.configuration import RunConfiguration
-from service.batch.decoder import DECODED
-from service.batch.parts import Parts
 from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import Problem
 from service.core.settings import Settings
+from service.features.batch.configuration import RunConfiguration
+from service.features.batch.decoder import DECODED
+from service.features.batch.on_ray import Explainers
+from service.features.batch.parts import Parts
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
-from service.ray.batch import Explainers
-from tests.service.batch.batches import catalog
+from tests.service.features.batch.batches import catalog
 
 
 def main(folder: Path) -> None:

@@ -114,7 +114,7 @@ def test_mistakes_are_told_before_anything_starts(
 
 
 def test_whoever_builds_forwards_or_decodes_loads_no_torch() -> None:
-    modules = "service.ray.serve, service.ray.proxy, service.batch.decoder"
+    modules = "service.ray.serve, service.ray.proxy, service.features.batch.decoder"
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 

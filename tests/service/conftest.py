@@ -17,9 +17,9 @@ import skimage.data
 from PIL import Image
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
 from service.loading import paths
-from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.live import serving
 from tests.waiting import until

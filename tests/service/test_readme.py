@@ -24,9 +24,9 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from cam import COLORMAPS, METHODS
+from service.app import create_app
 from service.cli.main import cli
 from service.core.settings import PREFIX, Settings
-from service.local.app import create_app
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT, serving
@@ -215,13 +215,14 @@ def test_the_commands_are_the_makefiles() -> None:
 
 
 def test_the_commands_of_the_command_line() -> None:
-    group = typer.main.get_command(cli)
-    assert isinstance(group, typer.core.TyperGroup)
+    group: Any = typer.main.get_command(cli)
+    names = group.list_commands(None)
     first, second = CONFIGURATION.partition("The\noptions are:")[::2]
-    assert set(re.findall(r"^\| `gradcam (\w+)` \|", first, re.MULTILINE)) == set(group.commands)
+    assert set(re.findall(r"^\| `gradcam (\w+)` \|", first, re.MULTILINE)) == set(names)
     told = dict(re.findall(r"^\| `gradcam (\w+)` \| (.*) \|$", second, re.MULTILINE))
-    for name, command in group.commands.items():
-        options = [each for option in command.params for each in option.opts if each[:2] == "--"]
+    for name in names:
+        parameters = group.get_command(None, name).params
+        options = [each for option in parameters for each in option.opts if each[:2] == "--"]
         assert told.get(name, "") == ", ".join(f"`{each}`" for each in options)
 
 

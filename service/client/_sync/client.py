@@ -29,9 +29,10 @@ from service.client.photos import Photo
 from service.client.retries import Retries
 from service.client.settings import settings
 from service.client.threads import Later, call_blocking, call_early, concurrent_map
-from service.core import answer_schemas, model_schemas, schemas
+from service.core import model_schemas, schemas
 from service.core.choices import JobState
-from service.core.job_schemas import JobDocument, JobList
+from service.features.answers import schemas as answer_schemas
+from service.features.jobs.schemas import JobDocument, JobList
 
 P = TypeVar("P", bound=Photo)
 

@@ -19,11 +19,11 @@ from service.client.calls import Request
 from service.client.options import MediaType
 from service.client.retries import FAILURES, Tries
 from service.client.threads import sleep
-from service.core.audit_schemas import Audit
 from service.core.choices import JobState
-from service.core.cluster_schemas import ClustersOfClass, JobClusters
 from service.core.files import written_whole
-from service.core.job_schemas import AuditDocument, Counts, JobDocument
+from service.features.audit.schemas import Audit, AuditDocument
+from service.features.jobs.cluster_schemas import ClustersOfClass, JobClusters
+from service.features.jobs.schemas import Counts, JobDocument
 
 
 class Job:

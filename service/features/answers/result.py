@@ -12,9 +12,9 @@ from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerToken, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
-from service.core import answer_schemas as schemas
 from service.core.errors import InvalidParameter
 from service.core.schemas import Point
+from service.features.answers import schemas
 from service.features.answers.parameters import AnswerParameters
 from service.features.answers.words import WordPicture, word_sheet
 from service.models.preprocessing import ModelInput

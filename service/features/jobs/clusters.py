@@ -20,19 +20,19 @@ from cam.clusters import (
     too_few,
 )
 from cam.drawing.heatmap import Float
-from service.core.cluster_schemas import (
+from service.features.jobs.cluster_schemas import (
     ClusteredClass,
     ClusterPlace,
     ClustersOfClass,
     JobClusters,
     MapCluster,
 )
-from service.core.cluster_schemas import OwnPlace as PlaceSchema
+from service.features.jobs.cluster_schemas import OwnPlace as PlaceSchema
 from service.features.jobs.errors import NoMaps
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Job
 from service.features.jobs.results import ResultStore, all_finished, maps_of
-from service.insights.class_maps import MOST, ClassMaps, write_table
+from service.features.report.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 
 MOST_PIXELS: Final = 4_000_000_000

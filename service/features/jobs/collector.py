@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from service.core.errors import (
@@ -32,7 +33,8 @@ class Collector:
         blob: file for the images that are part of the request.
         max_items: largest number of items in the job.
         max_image_bytes: largest size of one image. If an image is larger, only its item fails.
-        shared: parameters that are the same for all items, so that no item may have its own.
+        shared: name of a parameter that is the same for all items, so that no item may have its
+            own → the reason.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Collector:
         *,
         max_items: int,
         max_image_bytes: int,
-        shared: Collection[str] = (),
+        shared: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._job = job
         self._blob = blob
@@ -141,9 +143,7 @@ class Collector:
         for parameter in own or ():
             if parameter in self._shared:
                 raise InvalidParameter(
-                    f"instance {self.count} names its own {parameter}; an audit compares the same "
-                    "methods at the same layers on all photos, so name them once, for the whole "
-                    "audit"
+                    f"instance {self.count} names its own {parameter}; {self._shared[parameter]}"
                 )
         name = str(self.count) if name is None else name
         if not name or len(name) > LONGEST_ID:

@@ -1,14 +1,14 @@
-"""Examples of openapi/openapi.json for jobs and audits."""
+"""Examples of openapi/openapi.json for jobs."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Final
 
-from service.core.job_schemas import ItemResult, JobDocument
 from service.core.schemas import TINY_PNG, Explanation, Prediction
 from service.features.jobs.manifest import JobRequest
 from service.features.jobs.queries import JobParameters, SubmitQuery
+from service.features.jobs.schemas import ItemResult, JobDocument
 from service.http.contract import answers, takes, worked_example
 
 ACCEPTED: Final = answers(
@@ -30,27 +30,22 @@ CLUSTER_LINES: Final = (
     "cats/a.jpg,0,Egyptian cat,0,true,same pattern; border; isolated,15.4,7.15\r\n"
 )
 
-_INSTANCE: Final = {"image": {"b64": TINY_PNG}}
-SUBMIT: Final = takes(
-    SubmitQuery,
-    JobRequest,
-    example={"instances": [{**_INSTANCE, "id": "a"}], "parameters": {"fit": "squash"}},
-    form=JobParameters,
-    files={
-        "application/x-ndjson": '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n',
-        **dict.fromkeys(("application/zip", "application/x-tar", "application/gzip")),
-    },
-)
-AUDIT: Final = takes(
-    SubmitQuery,
-    JobRequest,
-    example={
-        "instances": [{"image": {"path": "cats/a.jpg"}, "target": "Egyptian cat"}],
-        "parameters": {"method": ["gradcam", "layercam"]},
-    },
-    form=JobParameters,
-    files={
-        "application/x-ndjson": '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n',
-        **dict.fromkeys(("application/zip", "application/x-tar", "application/gzip")),
-    },
+
+def submission(example: dict[str, Any]) -> dict[str, Any]:
+    """Return how a request with a job's images is described.
+
+    Args:
+        example: one in JSON.
+    """
+    lines = '{"image": {"path": "cats/a.jpg"}}\n{"image": {"path": "b.jpg"}}\n'
+    archives = dict.fromkeys(("application/zip", "application/x-tar", "application/gzip"))
+    files = {"application/x-ndjson": lines, **archives}
+    return takes(SubmitQuery, JobRequest, example=example, form=JobParameters, files=files)
+
+
+SUBMIT: Final = submission(
+    {
+        "instances": [{"image": {"b64": TINY_PNG}, "id": "a"}],
+        "parameters": {"fit": "squash"},
+    }
 )

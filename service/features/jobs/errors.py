@@ -1,7 +1,7 @@
 """The problems that only requests about jobs can be answered with.
 
 - Problem
-  - 404 UnknownJob, UnknownItem, NotAnAudit, NoMaps
+  - 404 UnknownJob, UnknownItem, NoMaps
   - 409 NotFinished           the result does not exist yet, or never will
   - 422 ItemFailed, DuplicateId, IdempotencyConflict, InvalidArchive
   - 429 TooManyJobs           with Retry-After
@@ -27,11 +27,6 @@ class UnknownJob(Problem):
 class UnknownItem(Problem):
     status = 404
     title = "The job has no such item"
-
-
-class NotAnAudit(Problem):
-    status = 404
-    title = "The job is not an audit"
 
 
 class NoMaps(Problem):

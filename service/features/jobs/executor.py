@@ -1,14 +1,13 @@
-"""The execution of one item of a job, which gives an answer, a problem or a request to retry."""
+"""The execution of one item of a job, which gives an answer, a problem or a request to retry, and
+what a kind of job says of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
-
-from cachetools import LRUCache
 
 from service.backend.interface import Backend, ModelBackend
 from service.core.errors import (
@@ -23,36 +22,35 @@ from service.core.errors import (
     UnknownModel,
     unexpected,
 )
-from service.core.job_schemas import ItemAnswer
 from service.core.pool import Pool
-from service.core.schemas import dump
 from service.features.jobs.errors import FolderAway
 from service.features.jobs.leases import Store
 from service.features.jobs.records import Leased
 from service.features.jobs.results import stored
+from service.features.jobs.schemas import ItemAnswer
 from service.features.jobs.sources import ItemReader
-from service.insights.audit.grids import Neighbours
-from service.insights.audit.measurement import AuditMeasurement
-from service.insights.audit.plan import plan_of
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
+from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.resolve import questions_of
 from service.pipeline.result import AnswerBudget
 from service.pipeline.targets import MAX_MAPS
 
-AUDITS: Final = 4
-"""Largest number of audits whose photos are kept in memory."""
-
 
 class ItemExecutor:
-    """Explains the items of jobs, or measures those of audits, at background priority.
+    """Does what a job's kind does with each of its items, at background priority.
 
     Args:
+        kinds: name of a kind → the kind.
+        store: has the sources of other items of a job.
         pool: threads for blocking calls.
     """
 
     def __init__(
         self,
+        kinds: Mapping[str, JobKind],
         *,
         manager: Backend,
         pipeline: Pipeline,
@@ -60,13 +58,13 @@ class ItemExecutor:
         store: Store,
         pool: Pool,
     ) -> None:
+        self.kinds = kinds
+        self.pipeline = pipeline
+        self.pool = pool
         self._manager = manager
-        self._pipeline = pipeline
         self._sources = sources
-        self._pool = pool
         self._store = store
         self._failed: Counter[tuple[str, int]] = Counter()
-        self._neighbours: LRUCache[str, Neighbours] = LRUCache(AUDITS)
 
     async def answer(self, item: Leased) -> bytes | Problem:
         """Return the item's answer, as the bytes of its file, or the problem that prevents one.
@@ -77,8 +75,7 @@ class ItemExecutor:
         """
         key = item.job, item.number
         try:
-            work = self._measure if item.kind == "audit" else self._explain
-            answer: bytes | Problem = await work(item)
+            answer: bytes | Problem = await self.kinds[item.kind].answer(self, item)
         except (Withdrawn, FolderAway):
             raise
         except (UnknownModel, ModelFailed):  # removed or loaded again
@@ -103,57 +100,28 @@ class ItemExecutor:
         return answer
 
     def forget(self, job: str) -> None:
-        """Discard the failed attempts and the photos of a job that is no longer processed."""
-        self._neighbours.pop(job, None)
+        """Discard what is known of a job that is no longer processed."""
+        for kind in self.kinds.values():
+            kind.forget(job)
         for key in [key for key in self._failed if key[0] == job]:
             del self._failed[key]
 
-    async def _explain(self, item: Leased) -> bytes:
-        if item.parameters.maps > MAX_MAPS:  # the item's own parameters count, too
-            raise InvalidParameter(
-                f"the image would have {item.parameters.maps} maps; at most {MAX_MAPS} are allowed"
-            )
-        data = await self._sources.read(item)
-        replicas = self._replicas(item)
+    async def read(self, item: Leased) -> bytes:
+        """Return the bytes of an item's image."""
+        return await self._sources.read(item)
+
+    async def seen(self, item: Leased) -> tuple[ModelInput, list[str]]:
+        """Return what the model sees of an item's image, and warnings."""
+        data = await self.read(item)
         instance = Instance(item.number, item.id, data, "", item.parameters)
-        async with self._pipeline.explain(
-            replicas, instance, priority="background", budget=AnswerBudget()
-        ) as result:
-            drawn = await result.each(lambda record, drawing: (record.as_json(drawing), record))
-            answer = ItemAnswer(
-                index=item.number,
-                item=item.id,
-                prediction=result.prediction(),
-                explanations=[explanation for explanation, _ in drawn],
-            )
-        return await self._pool.run(lambda: stored(answer, [record for _, record in drawn]))
+        return await self.pipeline.input_of(self.replicas(item).model, instance, "background")
 
-    async def _measure(self, item: Leased) -> bytes:
-        """Return the record of one photo of an audit."""
-        replicas = self._replicas(item)
-        plan = plan_of(replicas.model, item.parameters, item.total)
-        if item.job not in self._neighbours:
-            self._neighbours[item.job] = Neighbours(
-                item.total, partial(self._seen, item), plan.seed
-            )
-        measurement = AuditMeasurement(replicas, plan, self._neighbours[item.job])
-        seen, warnings = await self._opened(item)
-        sent = item.parameters.target
-        record = await measurement.measure(item.number, item.id, seen, sent, warnings)
-        return await self._pool.run(lambda: dump(record))
+    async def beside(self, item: Leased, number: int) -> Leased:
+        """Return another item of an item's job."""
+        source = await self.pool.run(lambda: self._store.source(item.job, number))
+        return replace(item, number=number, source=source)
 
-    async def _seen(self, item: Leased, number: int) -> ModelInput:
-        """Return what the model sees of another photo of an item's job."""
-        source = await self._pool.run(lambda: self._store.source(item.job, number))
-        seen, _ = await self._opened(replace(item, number=number, source=source))
-        return seen
-
-    async def _opened(self, item: Leased) -> tuple[ModelInput, list[str]]:
-        data = await self._sources.read(item)
-        instance = Instance(item.number, item.id, data, "", item.parameters)
-        return await self._pipeline.input_of(self._replicas(item).model, instance, "background")
-
-    def _replicas(self, item: Leased) -> ModelBackend:
+    def replicas(self, item: Leased) -> ModelBackend:
         """Return the replicas of the item's model.
 
         Raises:
@@ -180,3 +148,60 @@ class Withdrawn(Exception):
     def __init__(self, *, blamed: Blamed | None = None) -> None:
         super().__init__()
         self.blamed = blamed
+
+
+@dataclass(frozen=True, eq=False)
+class JobKind:
+    """What is done with each image of a job.
+
+    Args:
+        name: of the kind, as the tables have it.
+        folder: of the jobs' addresses.
+        answer: returns the bytes of an item's file, by the executor and the item. It may raise what
+            `ItemExecutor.answer` handles.
+        check: raises the problem of parameters that do not suit a model, or a number of images.
+        shared: name of a parameter that no item may have of its own → the reason.
+        at_once: largest number of items at once, of all models; they then take no place of items of
+            other kinds. None: they take places of their model.
+        instead: says of a job (by its id) why it has no maps, and where its results are; None if
+            its results are maps.
+        forget: called with the id of a job that is no longer processed.
+    """
+
+    name: str
+    folder: str
+    answer: Callable[[ItemExecutor, Leased], Awaitable[bytes]]
+    check: Callable[[ModelInfo, Parameters, int], object]
+    shared: Mapping[str, str] = field(default_factory=dict)
+    at_once: int | None = None
+    instead: Callable[[str], str] | None = None
+    forget: Callable[[str], object] = lambda job: None
+
+
+async def _explain(executor: ItemExecutor, item: Leased) -> bytes:
+    if item.parameters.maps > MAX_MAPS:  # the item's own parameters count, too
+        raise InvalidParameter(
+            f"the image would have {item.parameters.maps} maps; at most {MAX_MAPS} are allowed"
+        )
+    data = await executor.read(item)
+    replicas = executor.replicas(item)
+    instance = Instance(item.number, item.id, data, "", item.parameters)
+    async with executor.pipeline.explain(
+        replicas, instance, priority="background", budget=AnswerBudget()
+    ) as result:
+        drawn = await result.each(lambda record, drawing: (record.as_json(drawing), record))
+        answer = ItemAnswer(
+            index=item.number,
+            item=item.id,
+            prediction=result.prediction(),
+            explanations=[explanation for explanation, _ in drawn],
+        )
+    return await executor.pool.run(lambda: stored(answer, [record for _, record in drawn]))
+
+
+EXPLAIN: Final = JobKind(
+    name="explain",
+    folder="jobs",
+    answer=_explain,
+    check=lambda model, parameters, total: questions_of(model, parameters),
+)

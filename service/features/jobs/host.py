@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,15 +18,13 @@ import platformdirs
 
 from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
-from service.core.job_schemas import Counts, JobDocument
 from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.core.settings import Settings
-from service.features.jobs.audits import Audits
 from service.features.jobs.clusters import Clusterings
 from service.features.jobs.database import Database
 from service.features.jobs.errors import unwritable
-from service.features.jobs.executor import ItemExecutor
+from service.features.jobs.executor import EXPLAIN, ItemExecutor, JobKind
 from service.features.jobs.intake import Intake
 from service.features.jobs.janitor import Janitor, enlisted
 from service.features.jobs.job_files import Folder
@@ -35,6 +33,7 @@ from service.features.jobs.listing import Listing
 from service.features.jobs.records import Job
 from service.features.jobs.results import ResultStore
 from service.features.jobs.runner import Runner
+from service.features.jobs.schemas import Counts, JobDocument
 from service.features.jobs.sources import ItemReader
 from service.features.jobs.submission import Submissions
 from service.limits.admission import Admission
@@ -53,13 +52,13 @@ class JobService:
 
     listing: Listing
     result_store: ResultStore
-    audits: Audits
     clusterings: Clusterings
     folder: Folder
     intake: Intake
     runner: Runner
     pool: Pool
     manager: Backend
+    kinds: Mapping[str, JobKind]
     retention_seconds: float
 
     async def describe(self, job: Job) -> JobDocument:
@@ -89,6 +88,7 @@ class Jobs:
     unreachable database), opening is tried again.
 
     Args:
+        kinds: the kinds of jobs beside `explain`.
         works: whether this process processes the items of jobs. If not, another process of the
             service does.
     """
@@ -103,9 +103,11 @@ class Jobs:
         body_budget: BodyBudget,
         settings: Settings,
         metrics: Metrics,
+        kinds: Sequence[JobKind] = (),
         works: bool = True,
     ) -> None:
         self._works = works
+        self._kinds = {kind.name: kind for kind in (EXPLAIN, *kinds)}
         self._manager = manager
         self._pipeline = pipeline
         self._fetcher = fetcher
@@ -237,13 +239,13 @@ class Jobs:
                 yield JobService(
                     listing,
                     results,
-                    Audits(results, folder),
                     Clusterings(results, folder),
                     folder,
                     intake,
                     runner,
                     pool,
                     self._manager,
+                    self._kinds,
                     settings.job_retention_seconds,
                 )
 
@@ -252,6 +254,7 @@ class Jobs:
     ) -> Runner:
         """Return what processes the items, not yet entered."""
         executor = ItemExecutor(
+            self._kinds,
             manager=self._manager,
             pipeline=self._pipeline,
             sources=ItemReader(folder, self._fetcher, self._settings, image_pool),

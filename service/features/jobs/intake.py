@@ -24,15 +24,14 @@ from service.core.pool import Pool
 from service.core.settings import Settings
 from service.features.jobs.collector import Collector
 from service.features.jobs.errors import no_room
+from service.features.jobs.executor import JobKind
 from service.features.jobs.job_files import Folder
 from service.features.jobs.listing import Listing
 from service.features.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
-from service.features.jobs.records import Job, Kind, NewJob, parameters_json
+from service.features.jobs.records import Job, NewJob, parameters_json
 from service.features.jobs.submission import Submissions
-from service.insights.audit.plan import plan_of
 from service.limits.body_budget import BodyBudget
 from service.pipeline.parameters import Parameters
-from service.pipeline.resolve import questions_of
 from service.pipeline.targets import MAX_MAPS
 from service.pipeline.validation import read_parameters
 
@@ -80,7 +79,7 @@ class Intake:
         self._pool = pool
         self._undone: set[str] = set()
 
-    async def receive(self, request: Request, owner: str, kind: Kind = "explain") -> Job:
+    async def receive(self, request: Request, owner: str, kind: JobKind) -> Job:
         """Read a job from a request. When this returns, the job is on the disk and accepted.
 
         Args:
@@ -97,11 +96,11 @@ class Intake:
             [(name, value) for name, value in query.multi_items() if name != "model"]
         )
         base = read_parameters(Parameters, given, "/query")
-        draft = NewJob(self._model(model), "", base, owner, idempotency, kind)
+        draft = NewJob(self._model(model), "", base, owner, idempotency, kind.name)
         job, room = await self._run(lambda: self._begin(draft))
         accepted = None
         try:
-            order = await self._read(request, job, draft, room)
+            order = await self._read(request, job, draft, kind, room)
             most = self._settings.jobs_bytes
             accepted = await self._run(
                 lambda: self._submissions.accept(job, **order, most_bytes=most)
@@ -113,7 +112,9 @@ class Intake:
                 # disconnects.
                 await asyncio.shield(self._run(lambda: self._discard(job)))
 
-    async def _read(self, request: Request, job: str, draft: NewJob, room: int) -> dict[str, Any]:
+    async def _read(
+        self, request: Request, job: str, draft: NewJob, kind: JobKind, room: int
+    ) -> dict[str, Any]:
         """Store the request's images on the disk and return the arguments of `Submissions.accept`,
         without the job's id."""
         with ExitStack() as scope:
@@ -124,7 +125,7 @@ class Intake:
                 self._submissions,
                 max_items=self._settings.max_job_items,
                 max_image_bytes=self._settings.max_body_bytes,
-                shared=("method", "layer") if draft.kind == "audit" else (),
+                shared=kind.shared,
             )
             reader = self._reader(request, collector, scope)
             hold = scope.enter_context(self._body_budget.share())
@@ -134,7 +135,7 @@ class Intake:
                     hold(reader.held + collector.held)
             await self._run(reader.end)
             await self._run(collector.close)
-            new = self._asked(draft, reader, collector.count)
+            new = self._asked(draft, reader, kind, collector.count)
             parameters = parameters_json(new.parameters)
             if len(parameters) > MOST_PARAMETERS:
                 raise BodyTooLarge(
@@ -151,7 +152,7 @@ class Intake:
                 "warnings": collector.warnings,
             }
 
-    def _asked(self, draft: NewJob, reader: Reader, total: int) -> NewJob:
+    def _asked(self, draft: NewJob, reader: Reader, kind: JobKind, total: int) -> NewJob:
         """Combine the parameters of the query and of the body, which takes precedence.
 
         Args:
@@ -176,10 +177,7 @@ class Intake:
         served = self._manager.replicas(model).model
         try:
             # Report an unknown label now, not for each item.
-            if draft.kind == "audit":
-                plan_of(served, parameters, total)
-            else:
-                questions_of(served, parameters)
+            kind.check(served, parameters, total)
         except Problem as problem:
             where = origins.get(problem.parameter or "")
             raise (problem.at(f"{where}/{problem.parameter}") if where else problem) from None

@@ -10,11 +10,22 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, delete, func, insert, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from service.core.errors import Blamed, InternalError, Problem
 from service.features.jobs.database import Database
@@ -63,7 +74,7 @@ class Store:
         runner: str,
         models: Sequence[tuple[str, str]],
         most: int,
-        most_measured: int | None = None,
+        kinds: Mapping[str, int] | None = None,
         places: Callable[[Leased], int] = lambda leased: 1,
     ) -> list[Leased]:
         """Lease items of the job that has waited longest for its turn: as many as fit into `most`
@@ -71,8 +82,8 @@ class Store:
 
         Args:
             models: names and fingerprints of the models that are ready.
-            most_measured: largest number of items if the job is an audit, which is passed over at
-                0; None for `most`.
+            kinds: largest number of items of a job of each kind; jobs of kinds that have none are
+                passed over. None for `most` of any kind.
             places: returns the number of places that an item takes.
 
         Raises:
@@ -82,11 +93,11 @@ class Store:
         with self._database.write() as connection:
             if (size := bytes_of_jobs(connection)) > self._most_bytes:
                 raise no_room(size, self._most_bytes)
-            job = connection.execute(_next_job(models, audits=most_measured != 0)).one_or_none()
+            job = connection.execute(_next_job(models, kinds)).one_or_none()
             if job is None:
                 return []
-            if job.kind == "audit" and most_measured is not None:
-                most = min(most, most_measured)
+            if kinds is not None:
+                most = min(most, kinds[job.kind])
             rows = connection.execute(
                 select(items)
                 .where(items.c.job == job.id, items.c.state == FREE)
@@ -253,12 +264,15 @@ def _time(connection: Connection) -> float:
     return float(connection.execute(select(epoch)).scalar_one())
 
 
-def _next_job(models: Sequence[tuple[str, str]], *, audits: bool) -> Any:
+def _next_job(models: Sequence[tuple[str, str]], kinds: Mapping[str, int] | None) -> Any:
     ready = or_(*((jobs.c.model == name) & (jobs.c.weights == marked) for name, marked in models))
     free = select(items.c.number).where(items.c.job == jobs.c.id, items.c.state == FREE).exists()
+    wanted: ColumnElement[bool] = true()
+    if kinds is not None:
+        wanted = jobs.c.kind.in_([kind for kind, most in kinds.items() if most])
     return (
         select(jobs)
-        .where(jobs.c.state.in_(OPEN), ready, free, true() if audits else jobs.c.kind != "audit")
+        .where(jobs.c.state.in_(OPEN), ready, free, wanted)
         .order_by(jobs.c.turn, jobs.c.created)
         .limit(1)
         .with_for_update()  # else a job that is cancelled, done or removed meanwhile might rerun

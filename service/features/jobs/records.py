@@ -15,8 +15,6 @@ LONGEST_ID: Final = 1000
 MOST_ID_BYTES: Final = 2500
 """Largest number of bytes of an item's id in UTF-8, because PostgreSQL limits index entries."""
 State = Literal["waiting", "running", "done", "cancelled"]
-Kind = Literal["explain", "audit"]
-"""What is done with each image: it is explained, or measured for an audit of the model."""
 Source = dict[str, Any]
 """Location of an item's image: {"blob": [offset, length]}, {"path": …}, {"uri": …} or {"url": …};
 or {"problem": {…}} if the image was rejected when the job was received."""
@@ -43,7 +41,7 @@ class NewJob:
     parameters: Parameters
     owner: str
     idempotency: str | None = None
-    kind: Kind = "explain"
+    kind: str = "explain"
     default_fit: Fit = "squash"
     """What the fit `auto` means for the model."""
 
@@ -74,7 +72,7 @@ class Job:
     created: float
     started: float | None
     finished: float | None
-    kind: Kind = "explain"
+    kind: str = "explain"
 
     @property
     def ended(self) -> bool:
@@ -101,7 +99,7 @@ class Leased:
     alone: bool
     """Whether no other item may be processed at the same time, because processes died while they
     had this item in work."""
-    kind: Kind = "explain"
+    kind: str = "explain"
     total: int = 1
     """Number of items of the job."""
 

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from sqlalchemy import Row, select
 
 from service.core.errors import InternalError, NotAcceptable
-from service.core.job_schemas import ItemAnswer, ItemResult
 from service.core.schemas import (
     Box,
     Explanation,
@@ -29,6 +28,7 @@ from service.features.jobs.database_tables import items, results
 from service.features.jobs.errors import ItemFailed, UnknownJob
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Finished, Job
+from service.features.jobs.schemas import ItemAnswer, ItemResult
 from service.pipeline.record import NUMBERS, MapRecord
 from service.pipeline.rendering import encode
 
@@ -220,7 +220,7 @@ def picture_of_line(line: bytes, form: str) -> bytes:
     if "error" in document:
         raise ItemFailed(f"item {document['item'][:200]!r} failed: {document['error']}")
     if "explanations" not in document:
-        raise NotAcceptable(f"{form} is a picture, and the item of an audit has none; ask for JSON")
+        raise NotAcceptable(f"{form} is a picture, and the item has none; ask for JSON")
     explanations = document["explanations"]
     if len(explanations) != 1:
         raise NotAcceptable(

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from service.backend.interface import Backend
-from service.core.cluster_schemas import JobClusters
 from service.core.errors import (
     InsufficientStorage,
     InternalError,
@@ -20,9 +19,9 @@ from service.core.errors import (
     QueueFull,
     Unavailable,
 )
-from service.core.job_schemas import ItemResult, JobDocument, JobList
 from service.core.schemas import dump
 from service.features.jobs import documentation
+from service.features.jobs.cluster_schemas import JobClusters
 from service.features.jobs.errors import NoMaps, NotFinished, UnknownItem, UnknownJob
 from service.features.jobs.export import parquet, zipped
 from service.features.jobs.host import Jobs, JobService
@@ -33,8 +32,9 @@ from service.features.jobs.queries import (
     ResultsQuery,
     read_query,
 )
-from service.features.jobs.records import Finished, Job, Kind, storable
+from service.features.jobs.records import Finished, Job, storable
 from service.features.jobs.results import line_of, picture_of_line
+from service.features.jobs.schemas import ItemResult, JobDocument, JobList
 from service.http.access import needs
 from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers, takes, worked_example
@@ -287,10 +287,10 @@ class JobRoutes:
         choose(request.headers.get("accept"), [media_type])
         known = await find_job(place, job, request)
         await _must_have_ended(place, known)
-        if known.kind == "audit" and form == "parquet":
+        instead = place.kinds[known.kind].instead
+        if instead and form == "parquet":
             raise InvalidParameter(
-                "an audit has no maps to put in a Parquet file; take format=zip, or "
-                f"/v1/audits/{job}/report",
+                f"a Parquet file holds maps; {instead(job)}, format=zip has its records",
                 pointer="/query/format",
             )
         pack = zipped if form == "zip" else parquet
@@ -303,11 +303,8 @@ class JobRoutes:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, CSV])
         known = await find_job(place, job, request)
-        if known.kind == "audit":
-            raise NoMaps(
-                f"job {job} is an audit, which has no maps to cluster; /v1/audits/{job}/report "
-                "shows it"
-            )
+        if instead := place.kinds[known.kind].instead:
+            raise NoMaps(instead(job))
         await _must_have_ended(place, known)
         if self._places.locked():
             raise QueueFull(
@@ -350,17 +347,17 @@ class JobRoutes:
             document = await _now(place, document, request)
 
 
-async def accepted(place: JobService, request: Request, kind: Kind) -> Response:
+async def accepted(place: JobService, request: Request, kind: str) -> Response:
     """Receive a job, and return the answer that it is accepted.
 
     Raises:
         Problem: if it is not accepted.
     """
-    job = await place.intake.receive(request, _owner(request), kind)
+    job = await place.intake.receive(request, _owner(request), place.kinds[kind])
     place.runner.wake()
     document = await place.describe(job)
-    folder = "jobs" if kind == "explain" else "audits"
-    headers = {"Location": f"/v1/{folder}/{job.id}", "Retry-After": str(_wait(document))}
+    address = f"/v1/{place.kinds[kind].folder}/{job.id}"
+    headers = {"Location": address, "Retry-After": str(_wait(document))}
     return Response(dump(document), 202, media_type=JSON, headers=headers)
 
 

@@ -22,7 +22,7 @@ from service.core.pool import Pool
 from service.features.jobs.executor import ItemExecutor, Withdrawn
 from service.features.jobs.job_files import Folder
 from service.features.jobs.leases import Store
-from service.features.jobs.records import Kind, Leased
+from service.features.jobs.records import Leased
 from service.limits.admission import Admission
 from service.pipeline.resolve import takes_many_passes
 
@@ -47,9 +47,6 @@ AT_ONCE: Final = 32
 """Largest number of items of each model at once: enough for full batches while other items are
 decoded and drawn. The limit is per model, so that no model waits for a slow one. An item of many
 passes counts as several: see `Runner`."""
-MEASURED_AT_ONCE: Final = 4
-"""Largest number of photos of audits at once, of all models. Each takes thousands of passes, and a
-photo that is not finished starts anew after a restart."""
 
 
 class Runner:
@@ -176,9 +173,14 @@ class Runner:
         if ready and not self._manager.draining:
             models = [(name, self._manager.replicas(name).model.fingerprint) for name in ready]
             try:
-                photos = self._in_flight.room_for_audits
+                kinds = {
+                    kind.name: LEASE_ITEMS
+                    if kind.at_once is None
+                    else kind.at_once - self._in_flight.of_kind(kind.name)
+                    for kind in self._executor.kinds.values()
+                }
                 leased = await self._run(
-                    lambda: self._store.lease(self.name, models, LEASE_ITEMS, photos, self._places)
+                    lambda: self._store.lease(self.name, models, LEASE_ITEMS, kinds, self._places)
                 )
                 if not leased:
                     self.stalled = None
@@ -196,8 +198,14 @@ class Runner:
             replicas = self._manager.replicas(item.model)
         except Problem:
             return 1  # the item is withdrawn at once
-        many = item.kind == "explain" and takes_many_passes(replicas.model, item.parameters)
+        if self._apart(item):
+            return 0
+        many = takes_many_passes(replicas.model, item.parameters)
         return max(LEASE_ITEMS // replicas.copies, 1) if many else 1
+
+    def _apart(self, item: Leased) -> bool:
+        """Return whether items of this kind are limited apart from the places of their model."""
+        return self._executor.kinds[item.kind].at_once is not None
 
     async def _let_go(self) -> None:
         """Release the items that the store has leased to this runner but that it is not
@@ -239,7 +247,7 @@ class Runner:
         finally:
             before = self._in_flight.room(item.model)
             self._in_flight.end(item)
-            if item.kind == "audit" or before < LEASE_ITEMS <= self._in_flight.room(item.model):
+            if self._apart(item) or before < LEASE_ITEMS <= self._in_flight.room(item.model):
                 self.wake()  # there was not enough room for a lease before
 
     async def _answered(self, item: Leased) -> bytes | Problem:
@@ -292,7 +300,7 @@ class Runner:
 @dataclass
 class ItemInFlight:
     model: str
-    kind: Kind
+    kind: str
     places: int
     task: asyncio.Task[bytes | Problem] | None = None
     """The task that computes the answer, once it is started."""
@@ -325,15 +333,12 @@ class InFlight:
         return (item.job, item.number) in self._items
 
     def room(self, model: str) -> int:
-        """Return how many of a model's places are free. Photos of audits do not
-        count, so that a long audit leaves other jobs their room."""
-        explained = [item for item in self._items.values() if item.kind == "explain"]
-        return AT_ONCE - sum(item.places for item in explained if item.model == model)
+        """Return how many of a model's places are free."""
+        return AT_ONCE - sum(item.places for item in self._items.values() if item.model == model)
 
-    @property
-    def room_for_audits(self) -> int:
-        """How many more photos of audits may be measured at once."""
-        return MEASURED_AT_ONCE - sum(item.kind == "audit" for item in self._items.values())
+    def of_kind(self, kind: str) -> int:
+        """Return the number of items of jobs of a kind."""
+        return sum(item.kind == kind for item in self._items.values())
 
     def held(self) -> list[tuple[str, int]]:
         """Return the job and the number of each item."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.client import AsyncClient, Client, NotFinished, ServiceError
-from tests.service.insights.audit.photos import catalog, photos
+from tests.service.features.audit.photos import catalog, photos
 from tests.service.live import serving
 
 COUNT = 20

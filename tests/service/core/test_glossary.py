@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.batch.parts import Parts
 from service.core.glossary import TERMS
 from service.core.schemas import Explanation
+from service.features.batch.parts import Parts
 from service.pipeline.rows import SCHEMA, Row
 from tests.service.conftest import CAT, MODEL, encoded
 from tests.service.live import ROOT

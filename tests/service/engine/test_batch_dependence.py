@@ -15,13 +15,13 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from cam import ClassTarget, Question
+from service.app import create_app
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.loading.served_model import load
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import Small

@@ -21,6 +21,7 @@ from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import FastPath
 from cam.passes.fidelity import likeness
+from service.app import create_app
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.core.settings import Settings
@@ -28,7 +29,6 @@ from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.engine.warming import warm_paths
 from service.loading.served_model import ServedModel, load
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import small

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from cam import ClassTarget, Question
 from cam.drift.reference import Origin, Reference
+from service.app import create_app
 from service.backend.work import CompareDrift, Explain
 from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
@@ -26,7 +27,6 @@ from service.engine.engine import Engine
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
 from service.loading.served_model import load
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from tests.cam.nets import hook_count

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grimp
@@ -17,14 +17,14 @@ from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 
 import service.features
+from service import app
 from service.backend.interface import Listener
 from service.core.schemas import FailedInstance
 from service.core.settings import Settings
-from service.features import ADAPTERS, OPERATIONS
-from service.features.predict import PREDICT
+from service.features import COMMANDS, adapters, operations
+from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
-from service.local import app
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import PredictParameters, PredictRequest
 from service.pipeline.pipeline import Pipeline
@@ -34,9 +34,20 @@ ROOT = Path(__file__).parents[3]
 FOLDERS = {
     path.parent.name for path in Path(service.features.__file__).parent.glob("*/__init__.py")
 }
-BESIDE = {"explain": ["evaluate"]}
-"""What is deleted with an operation: `pyproject.toml` says that it needs it."""
-DELETED = ["predict", "explain", "evaluate", "activations", "jobs", "open_inference", "platforms"]
+OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "cam.reasons")
+"""Packages of the library that only features need, and users of the library."""
+LIBRARIES = {"report"}
+"""Folders that stand in no list: only other features use them."""
+BESIDE = {
+    "explain": ["features/evaluate"],
+    "answers": ["features/audit", "client"],
+    "audit": ["client"],
+    "batch": ["features/audit", "features/drift"],
+    "jobs": ["features/audit", "client"],
+    "report": ["client", "features/audit", "features/drift", "features/batch", "features/jobs"],
+}
+"""What is deleted with a feature: features that need it, as `pyproject.toml` says, and the client
+if it reads what the feature answers."""
 
 
 class Seen(BaseModel):
@@ -79,25 +90,17 @@ MEASURE = Operation(
 @pytest.fixture(scope="module")
 def extended() -> Iterator[TestClient]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "OPERATIONS", (PREDICT, MEASURE))
+        patch.setattr(app, "operations", lambda: (PREDICT, MEASURE))
         with running_app(Settings()) as client:
             yield client
 
 
-def listed() -> dict[str, list[str]]:
-    """Folder → its names in the lists."""
-    found: dict[str, list[str]] = {}
-    for operation in OPERATIONS:
-        folder = operation.work.__module__.split(".")[2]
-        found.setdefault(folder, []).append(operation.name.upper())
-    for adapter in ADAPTERS:
-        found.setdefault(adapter.__module__.split(".")[2], []).append(adapter.__name__)
-    return found
-
-
 def test_the_lists_have_each_folder() -> None:
-    assert set(listed()) == FOLDERS
-    assert len({operation.name for operation in OPERATIONS}) == len(OPERATIONS)
+    modules = [operation.work.__module__ for operation in operations()]
+    modules += [adapter.__module__ for adapter in adapters()]
+    listed = {module.split(".")[2] for module in [*modules, *COMMANDS.values()]}
+    assert listed | LIBRARIES == FOLDERS
+    assert len({operation.name for operation in operations()}) == len(operations())
 
 
 def test_an_operation_is_added(extended: TestClient, cat: bytes) -> None:
@@ -143,29 +146,30 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
             module
             for module in outside
             if graph.find_modules_that_directly_import(module) <= inside
+            and not module.startswith(("service.features.", *OF_FEATURES))
         ]
         assert alone == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DELETED)
+@pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_a_feature_is_deleted(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    gone = [name, *BESIDE.get(name, [])]
     tracked = ["service", "cam", "pyproject.toml", "README.md"]
     for path in tracked:
         copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
         copy(ROOT / path, tmp_path / path)
-    package = tmp_path / "service" / "features"
-    for one in gone:
-        shutil.rmtree(package / one)
-        remove(package / "__init__.py", rf"from service\.features\.{one} import .*\n")
-        for entry in listed()[one]:
-            remove(package / "__init__.py", rf"    {entry},\n")
-        project = tmp_path / "pyproject.toml"
-        text = re.sub(rf'"{one}", | \| {one}\b|\b{one} \| ', "", project.read_text())
-        project.write_text(text)
+    gone = [*BESIDE.get(name, []), f"features/{name}"]
+    for path in gone:
+        shutil.rmtree(tmp_path / "service" / path)
+    folders = [path.removeprefix("features/") for path in gone if path != "client"]
+    for folder in folders:
+        forget(tmp_path / "service" / "features" / "__init__.py", folder)
+    project = tmp_path / "pyproject.toml"
+    project.write_text(
+        unlisted(project.read_text(), [*folders, "client"] if "client" in gone else folders)
+    )
     cache = tmp_path_factory.getbasetemp() / "mypy"
     run(tmp_path, "ruff", "check", "service")
     run(tmp_path, "lint-imports", "--no-cache")
@@ -174,15 +178,35 @@ def test_a_feature_is_deleted(
     left = {path.rpartition(":")[2] for path in paths if path.startswith("/v1/models/{model}:")}
     assert left == {
         operation.name
-        for operation in OPERATIONS
-        if operation.work.__module__.split(".")[2] not in gone
+        for operation in operations()
+        if operation.work.__module__.split(".")[2] not in folders
     }
 
 
-def remove(file: Path, pattern: str) -> None:
-    text, count = re.subn(pattern, "", file.read_text())
-    assert count == 1, pattern
+def forget(file: Path, folder: str) -> None:
+    """Remove what the lists say of a folder."""
+    text = file.read_text()
+    imports = rf"    from service\.features\.{folder}\.\w+ import (.*)\n"
+    names = [name for found in re.findall(imports, text) for name in found.split(", ")]
+    text = re.sub(imports, "", text)
+    text = re.sub(rf'    "\w+": "service\.features\.{folder}\..*",\n', "", text)
+    for name in names:
+        text, count = re.subn(rf" +{name}(\((\n.*)*?\n +\))?,\n", "", text)
+        assert count == 1, name
     file.write_text(text)
+
+
+def unlisted(text: str, gone: Sequence[str]) -> str:
+    """Return pyproject.toml without the layers, and the modules in contracts, that are gone."""
+
+    def left(line: re.Match[str]) -> str:
+        kept = [name for name in line[1].split(" | ") if name not in gone]
+        return f'    "{" | ".join(kept)}",\n' if kept else ""
+
+    own, mark, of_cam = text.partition('name = "A package of cam')
+    text = re.sub(r'    "(\w[\w |]*)",\n', left, own) + mark + of_cam
+    text = re.sub(rf'    "service\.({"|".join(gone)})",\n', "", text)
+    return re.sub(rf'    "service\.features\.({"|".join(gone)})\..*",\n', "", text)
 
 
 def run(where: Path, tool: str, *arguments: str) -> str:

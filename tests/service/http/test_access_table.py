@@ -12,11 +12,11 @@ from starlette.routing import Match
 from starlette.testclient import TestClient
 from starlette.types import Scope
 
+from service.app import create_app
 from service.core.settings import read_settings
 from service.http.access import AccessTable, flat, needs
 from service.http.page import PATHS
 from service.limits.keys import new_key
-from service.local.app import create_app
 from tests.service.conftest import running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

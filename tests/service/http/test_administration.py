@@ -16,11 +16,11 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
+from service.app import create_app
 from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.limits.keys import new_key
 from service.loading.served_model import load
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready

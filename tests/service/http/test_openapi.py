@@ -14,8 +14,8 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 import tests.serializers  # noqa: F401 - it registers them
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 from tests.service.live import ROOT
 
 DOCUMENT: dict[str, Any] = json.loads((ROOT / "openapi" / "openapi.json").read_text())

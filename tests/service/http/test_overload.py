@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 from tests.service.http.test_bad_input import check

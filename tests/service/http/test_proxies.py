@@ -14,9 +14,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from bench.rolling import CONFIGURATION, NGINX, nginx
+from service.app import create_app
 from service.core.settings import read_settings
 from service.limits.keys import new_key
-from service.local.app import create_app
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

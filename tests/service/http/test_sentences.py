@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.errors import ConfigError
 from service.core.settings import Settings, read_settings
 from service.limits.keys import new_key
-from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import MODEL, encoded, noise, running_app, wait_until_ready
 from tests.waiting import until

@@ -17,9 +17,9 @@ from service.core.errors import ConfigError
 from service.core.settings import Settings
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
-from tests.service.batch.batches import Shell, rows
-from tests.service.cli.test_explain import explain
 from tests.service.conftest import encoded, noise
+from tests.service.features.batch.batches import Shell, rows
+from tests.service.features.explain.test_files import explain
 from tests.service.features.jobs.conftest import app_with
 from tests.service.features.jobs.forms import accepted, ended, results
 from tests.service.models.test_reading import FACTORIES, KEYS, PLAIN

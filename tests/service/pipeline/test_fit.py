@@ -17,8 +17,8 @@ from service.loading.served_model import load
 from service.loading.transforms import preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit
-from tests.service.batch.test_audit import audit
 from tests.service.conftest import encoded, noise, running_app
+from tests.service.features.audit.test_run import audit
 
 PNG = {"Content-Type": "image/png"}
 PHOTO = encoded(noise(60, 24))

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import ModelEntry
 from tests import waiting
 from tests.service.conftest import wait_until_ready

@@ -11,8 +11,8 @@ import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
-from service.local.app import create_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from tests.service.conftest import restarted, wait_until_ready
 from tests.service.features.jobs.forms import states, strays

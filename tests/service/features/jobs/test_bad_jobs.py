@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
 from service.features.jobs.database_tables import CHUNK
-from service.local.app import create_app
 from tests.service.conftest import encoded, noise
 from tests.service.features.jobs.forms import (
     FORMS,

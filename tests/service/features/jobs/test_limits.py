@@ -13,10 +13,10 @@ import pytest
 import schemathesis
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.settings import Settings
 from service.features.jobs.database import FILE
 from service.features.jobs.database_tables import CHUNK, VERSION
-from service.local.app import create_app
 from tests import waiting
 from tests.service.conftest import encoded, noise
 from tests.service.features.jobs.conftest import MOST_BYTES, SLOW, TINY, app_with

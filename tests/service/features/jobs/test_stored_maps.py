@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Finished
 from service.features.jobs.results import maps_of
-from tests.service.batch.batches import Shell, catalog, rows
 from tests.service.conftest import encoded, noise
+from tests.service.features.batch.batches import Shell, catalog, rows
 from tests.service.features.jobs.forms import accepted, ended, form_of, results
 
 OLDER = Path(__file__).parent / "data" / "results_of_version_1.ndjson"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.errors import MOST_TRIES, Unavailable
 from service.core.settings import Settings
 from service.engine.engine import Engine
@@ -27,7 +28,6 @@ from service.features.jobs.routes import PAGE
 from service.features.jobs.runner import LEASE_ITEMS, Runner
 from service.features.jobs.submission import Submissions
 from service.limits.keys import new_key
-from service.local.app import create_app
 from tests import waiting
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.core.errors import Forbidden, InvalidParameter, Problem, UnknownModel
 from service.core.settings import read_settings
 from service.features.platforms.sagemaker import read_model
 from service.limits.keys import new_key
-from service.local.app import create_app
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

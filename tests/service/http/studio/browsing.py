@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import FilePayload, Page, expect
 
-from tests.service.insights.report.report_browser import CHROMIUM
+from tests.service.features.report.report_browser import CHROMIUM
 
 READY = 30_000
 """Milliseconds that an answer may take on a busy machine."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page
 
+from tests.service.features.report.report_browser import launched
 from tests.service.http.studio.browsing import READY
-from tests.service.insights.report.report_browser import launched
 
 
 @pytest.fixture(scope="module")

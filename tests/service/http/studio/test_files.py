@@ -13,10 +13,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from cam.drawing.overlay import COLORMAPS, colorize
+from service.app import create_app
 from service.core.settings import Settings
 from service.http.page import BUILT, PATHS
 from service.limits.keys import new_key
-from service.local.app import create_app
 
 STUDIO = BUILT.parent
 LIGHT = 250_000

@@ -1,0 +1,1 @@
+"""Audits and `gradcam audit`: which methods and layers explain a model, measured on photos."""

@@ -1,0 +1,238 @@
+"""The JSON documents of an audit: the record of each photo, and the summary of all."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from service.core.choices import Better, FindingKind, JobKind
+from service.core.schemas import Interval, Open
+from service.features.jobs.schemas import JobDocument
+
+Numbers = dict[str, float | None]
+"""Name of a metric → value; None if the metric has no value."""
+
+
+class SimilarityRecord(Open):
+    """How alike the map of a randomised model is to the model's own map: see
+    `cam.evaluation.similarity`. All are None if the randomised model has no map."""
+
+    spearman: float | None = None
+    absolute: float | None = None
+    ssim: float | None = None
+    hog: float | None = None
+
+
+class ArmRecord(Open):
+    """What was measured of one method at one layer, on one photo."""
+
+    map: list[list[float]] | None = None
+    """The map, scaled to 0 … 1, with at most `MAP_SIDE` positions along each side; None if the
+    method has no map of the photo, or an empty one."""
+    problem: str | None = None
+    """Why there is no map."""
+    scores: Numbers = Field(default_factory=dict)
+    sanity: list[SimilarityRecord] | None = None
+    """One for each stage of the randomisation; None if the photo was not used for it."""
+    grids: Numbers = Field(default_factory=dict)
+    """Side of a grid, such as "2" → share of the positive heat in the photo's own cell."""
+    other_class: Numbers = Field(default_factory=dict)
+    """`photo`, and `grid` for the smallest grid → rank correlation of the map with the map of
+    another class of the same image, −1 … 1; 0 if that one is the same everywhere. Empty if the
+    photo was not used for it."""
+    milliseconds: float | None = None
+    forwards: int | None = None
+
+
+class PhotoRecord(Open):
+    """What was measured on one photo."""
+
+    index: int
+    item: str
+    target: int
+    """Index of the class that was explained."""
+    label: str | None = None
+    asked: bool = False
+    """Whether the class was named with the photo, and not predicted."""
+    probability: float
+    predicted: int
+    confidence: float
+    """Probability of the predicted class."""
+    logit: float | None = None
+    """Its logit; None where the model's outputs are probabilities already."""
+    arms: dict[str, ArmRecord]
+    baselines: dict[str, Numbers] = Field(default_factory=dict)
+    """Name of a baseline → its scores."""
+    sanity_problem: str | None = None
+    """Why the maps of randomised models could not be compared, if that was tried."""
+    grid_problem: str | None = None
+    """Why the photo was in no grid, as a clause; None if it was in one."""
+    enlarged: bool | None = None
+    """Whether grids are larger than the model's input; None if no grid was made."""
+    thumbnail: str | None = None
+    """What the model saw, as a small JPEG in base64."""
+    warnings: list[str] = Field(default_factory=list)
+    measured: str | None = None
+    """Time at which it was measured, in UTC."""
+    made_with: dict[str, str] = Field(default_factory=dict)
+    """What the numbers depend on: versions, the device, the type of numbers, and `fit`."""
+
+
+class ArmSummary(Open):
+    """A method at a layer, over all photos."""
+
+    method: str = Field(examples=["layercam"])
+    layer: str = Field(examples=["blocks.6"])
+    photos: int = Field(description="Photos with a map.", examples=[200])
+    shows_the_model: bool | None = Field(
+        description=(
+            "False if the map hardly changes when the model's weights are random: it shows the "
+            "photo, not the model. Null if that could not be measured."
+        ),
+        examples=[True],
+    )
+    sanity: list[dict[str, Interval | None]] = Field(
+        description="Similarity to the maps of the randomised models, a stage each.",
+        examples=[[{"absolute": {"mean": 0.47, "low": 0.4, "high": 0.53, "photos": 50}}]],
+    )
+    sanity_mean: Interval | None = Field(
+        description="Mean over the stages of the rank correlation without sign."
+    )
+    class_blind: bool = Field(
+        description=(
+            "Whether the maps of two classes of one image are nearly the same, so that the map "
+            "does not say why the model tells one class from another."
+        ),
+        examples=[False],
+    )
+    other_class: dict[str, Interval | None] = Field(
+        default_factory=dict,
+        description=(
+            "Image, `photo` or `grid` → rank correlation of the map with the map of another class; "
+            "1 if they are the same."
+        ),
+        examples=[{"photo": {"mean": 0.31, "low": 0.24, "high": 0.38, "photos": 50}}],
+    )
+    localisation: dict[str, Interval | None] = Field(
+        description="Side of a grid → share of the positive heat in the right cell.",
+        examples=[{"2": {"mean": 0.76, "low": 0.69, "high": 0.82, "photos": 160}}],
+    )
+    scores: dict[str, Interval | None] = Field(
+        description="Metric → its mean over the photos.",
+        examples=[{"deletion": {"mean": 0.074, "low": 0.05, "high": 0.103, "photos": 200}}],
+    )
+    forwards: int | None = Field(description="Forward passes of a map.", examples=[1])
+    milliseconds: float | None = Field(
+        description="Time of a map alone, the median.", examples=[11.2]
+    )
+    points: Interval | None = Field(
+        description=(
+            "Mean share of the other methods that this method beats in localisation and "
+            "faithfulness; only methods that show the model are compared."
+        )
+    )
+    mean_map: list[list[float]] | None = Field(
+        None, description="Mean of the maps, each scaled to 0 … 1 and coarse."
+    )
+
+
+class Recommendation(Open):
+    method: str = Field(examples=["gradcam"])
+    layer: str = Field(examples=["bn2"])
+    reason: str = Field(examples=["it beats 67% of the other methods on a photo (64% to 70%)"])
+    alike: list[str] = Field(
+        description="Methods whose points do not differ from the best ones beyond chance.",
+        examples=[["eigengradcam@bn2"]],
+    )
+    lines: str = Field(
+        description="The line for the model's entry in models.toml.",
+        examples=['audit = "audit.json"'],
+    )
+
+
+class Place(Open):
+    """A place on the model's input; its edges are shares of the input's sides."""
+
+    left: float = Field(examples=[0.0])
+    top: float = Field(examples=[0.0])
+    right: float = Field(examples=[0.25])
+    bottom: float = Field(examples=[0.25])
+
+
+class Finding(Open):
+    """Something about the model or a method that a reader should know."""
+
+    kind: FindingKind = Field(examples=["shows the photo, not the model"])
+    sentence: str = Field(
+        examples=["eigencam@bn2 shows the photo, not the model: the map hardly changes …"]
+    )
+    arms: list[str] = Field(
+        default_factory=list, description="The methods that it is about, as `method@layer`."
+    )
+    place: Place | None = Field(None, description="Where the model looks on every photo.")
+
+
+class PhotoFailure(Open):
+    """A photo that could not be measured."""
+
+    item: str = Field(examples=["broken.jpg"])
+    reason: str
+
+
+class Audit(Open):
+    """The summary of an audit."""
+
+    version: Literal[1] = 1
+    model: str = Field(examples=["efficientnet-lite0"])
+    fingerprint: str = Field(
+        description="Digest of the weights and of everything else that maps depend on.",
+        examples=["5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b"],
+    )
+    made: str = Field(
+        description="Time of the last measurement, in UTC.", examples=["2026-11-24T03:33:14+00:00"]
+    )
+    made_with: dict[str, Any] = Field(
+        default_factory=dict, description="Versions and settings that the numbers depend on."
+    )
+    photos: int = Field(description="Photos that were measured.", examples=[200])
+    failed: list[PhotoFailure] = Field(default_factory=list)
+    metrics: dict[str, str] = Field(
+        description="Metric → its convention.", examples=[{"deletion": "Petsiuk et al. …"}]
+    )
+    better: dict[str, Better] = Field(
+        description="Metric → whether higher or lower values are better.",
+        examples=[{"deletion": "lower"}],
+    )
+    conventions: dict[str, str] = Field(
+        description="Part of the audit → how it was measured.",
+        examples=[{"interval": "95 %, by Student's distribution, from three photos on"}],
+    )
+    arms: list[ArmSummary] = Field(description="Each method at each layer.")
+    baselines: dict[str, dict[str, Interval | None]] = Field(
+        description="Baseline → metric → its mean.", examples=[{}]
+    )
+    chance: dict[str, float] = Field(
+        description="Side of a grid → share of the right cell for a map without knowledge.",
+        examples=[{"2": 0.25, "3": 0.1111}],
+    )
+    findings: list[Finding]
+    recommendation: Recommendation | None = Field(
+        description="Null if no method can be recommended; `why_none` then says why."
+    )
+    why_none: str | None = Field(
+        None,
+        description="Why no method is recommended, as a clause; null if one is.",
+        examples=["12 photos were measured, and a recommendation needs 20 or more"],
+    )
+    quantiles: dict[str, list[float]] = Field(
+        default_factory=dict,
+        description="Metric → its 101 percentiles over all photos and methods that show the model.",
+    )
+
+
+class AuditDocument(JobDocument):
+    """An audit: the job, and the summary of its photos."""
+
+    kind: JobKind = Field("audit", examples=["audit"])
+    audit: Audit

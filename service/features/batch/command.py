@@ -1,0 +1,94 @@
+"""The command `gradcam batch`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.core.errors import ConfigError
+from service.core.settings import read_settings
+from service.local.ending import end_after
+from service.local.options import (
+    Fit,
+    Layer,
+    Method,
+    Model,
+    Models,
+    Others,
+    Target,
+    one_or_more,
+    pairs_of,
+)
+
+if TYPE_CHECKING:
+    from service.features.batch.run import Explainer
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A folder, a pattern like 'photos/**/*.jpg', a .zip, or a .csv or .parquet with a "
+            "column path, and id and target if you like.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for pictures and manifest.parquet; goes on where it stopped."),
+    ],
+    model: Model = None,
+    target: Target = None,
+    method: Method = None,
+    layer: Layer = None,
+    fit: Fit = "auto",
+    other: Others = None,
+    pictures: Annotated[str, typer.Option(help="jpg, png, webp, or none.")] = "jpg",
+    report: Annotated[
+        Path | None, typer.Option(help="A page to write: thumbnails, mean maps, failures.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try those again that failed before.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Address of a Ray cluster to do it on: HOST:PORT, auto, or local."),
+    ] = None,
+    models: Models = None,
+) -> None:
+    """Explain images without a server, as many as there are: writes a picture of each and a table
+    of all."""
+    settings = read_settings(os.environ, models=models)
+    given: dict[str, Any] = {
+        "method": one_or_more(method, "gradcam"),
+        "layer": layer or "auto",
+        "fit": fit,
+    }
+    if target:
+        given["target"] = target
+    from service.features.batch.configuration import RunConfiguration
+    from service.features.batch.run import Run, batch
+
+    configuration = RunConfiguration({**given, **pairs_of(other)}, output, pictures)
+    run = Run(source, settings, configuration, model, retry_failed)
+    explain = None if ray is None else _on_ray(ray)
+    end_after(lambda: batch(run, report=report, explain=explain))
+
+
+def _on_ray(address: str) -> Explainer:
+    """Return the function that explains a batch on the Ray cluster at `address`.
+
+    Raises:
+        ConfigError: if Ray is not installed.
+    """
+    try:
+        from service.features.batch.on_ray import explain_on_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--ray needs Ray: pip install 'gradcam-service[ray]'") from None
+    return partial(explain_on_ray, address=address)

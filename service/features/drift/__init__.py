@@ -1,0 +1,1 @@
+"""`gradcam reference`: the statistics of good photos' maps, with which live maps are compared."""

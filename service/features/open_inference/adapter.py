@@ -1,0 +1,37 @@
+"""The Open Inference Protocol (V2), as Triton, KServe, MLServer and Seldon speak it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from service.features.open_inference.inference import Inference
+from service.features.open_inference.routes import Repository, make_open_inference_router
+from service.http.adapter import Added, Parts
+from service.http.guard import Guard
+
+
+def v2(parts: Parts) -> Added:
+    """Add the routes below `/v2`, and gRPC at a port of its own where the settings name one."""
+    manager, settings = parts.manager, parts.settings
+    inference = Inference(parts.reception, parts.pipeline, manager)
+    repository = Repository(manager, parts.administration, parts.entries)
+
+    def grpc(guard: Guard) -> AbstractAsyncContextManager[None]:
+        # Its packages are an extra; `service.process.listener` says so where they are missing.
+        from service.features.open_inference.grpc_server import Calls, serving_grpc
+
+        calls = Calls(
+            inference=inference,
+            repository=repository,
+            manager=manager,
+            guard=guard,
+            body_budget=parts.body_budget,
+            metrics=parts.metrics,
+            settings=settings,
+        )
+        return serving_grpc(calls, settings, parts.counts.processes)
+
+    router = make_open_inference_router(
+        inference=inference, reception=parts.reception, manager=manager, repository=repository
+    )
+    return Added([router], running=grpc if settings.grpc_port else None)

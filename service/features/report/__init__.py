@@ -1,0 +1,1 @@
+"""What the maps of many photos show together: the report of a batch, and its clusters."""

@@ -1,0 +1,97 @@
+"""The mean map of each class, which shows where the model looks for the class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from cam.drawing.heatmap import minmax, resize
+from service.features.report.census import ClassKey, GridSize, class_of
+from service.pipeline.rows import Row
+
+Float = NDArray[np.float32]
+
+FINEST: Final = 64
+"""Longest side of a mean map. Finer maps, such as maps of the photo's size, are reduced: the mean
+of thousands of photos has no details, and a report may have a thousand mean maps."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeanMap:
+    values: Float
+    """The mean map, float32 (h, w), 0 … 1."""
+    maps: int
+    """Number of maps that were averaged, at least 1."""
+
+
+def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, GridSize]) -> dict[ClassKey, MeanMap]:
+    """Return the mean of each class's maps, each min-max scaled to 0 … 1 and resized to its class's
+    grid.
+
+    A constant map (such as a zero map) is left out, because it shows nothing. A map with non-finite
+    numbers, or whose number of bytes does not fit its height and width, is left out, too.
+
+    Args:
+        rows: rows of the manifest with their maps.
+        grids: class → grid, for the classes to average.
+
+    Returns:
+        Class → mean map, for the classes with at least one remaining map.
+    """
+    bounded = {key: _bounded(grid) for key, grid in grids.items()}
+    totals = {key: np.zeros(grid, np.float64) for key, grid in bounded.items()}
+    counts = dict.fromkeys(bounded, 0)
+    for row in rows:
+        key = class_of(row)
+        if row.error is not None or key not in bounded:
+            continue
+        map_ = scaled_map(row)
+        if map_ is not None:
+            totals[key] += _onto(map_, bounded[key])
+            counts[key] += 1
+    return {
+        key: MeanMap((totals[key] / count).astype(np.float32), count)
+        for key, count in counts.items()
+        if count
+    }
+
+
+def scaled_map(row: Row) -> Float | None:
+    """Return a row's map, float32 (h, w), scaled to 0 … 1; None if it is missing, invalid or
+    constant."""
+    values = map_of(row)
+    if values is None:
+        return None
+    scaled = minmax(values)
+    return scaled if scaled.any() else None
+
+
+def map_of(row: Row) -> Float | None:
+    """Return a row's map, float32 (h, w), as it is stored; None if it is missing or invalid."""
+    height, width = row.map_height or 0, row.map_width or 0
+    if row.map is None or height <= 0 or width <= 0 or len(row.map) != 4 * height * width:
+        return None
+    values = np.frombuffer(row.map, "<f4").reshape(height, width)
+    return values if np.isfinite(values).all() else None
+
+
+def _bounded(grid: GridSize) -> GridSize:
+    longest = max(grid)
+    if longest <= FINEST:
+        return grid
+    return GridSize(*(max(round(side * FINEST / longest), 1) for side in grid))
+
+
+def _onto(values: Float, grid: GridSize) -> Float:
+    """Resize a map to a grid: by averaging areas if the grid is coarser, bilinearly otherwise."""
+    if values.shape == tuple(grid):
+        return values
+    if values.shape[0] >= grid.height and values.shape[1] >= grid.width:
+        coarse = cv2.resize(values, (grid.width, grid.height), interpolation=cv2.INTER_AREA)
+        return coarse.astype(np.float32, copy=False)
+    return resize(values, grid.height, grid.width)

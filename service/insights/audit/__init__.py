@@ -1,1 +1,0 @@
-"""Audits: which methods and layers explain a model, measured on photos."""

@@ -1,1 +1,0 @@
-"""The report of a batch: one HTML page of its maps, classes and clusters."""
