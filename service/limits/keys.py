@@ -15,11 +15,11 @@ from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
-from limits import RateLimitItem, parse, parse_many
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from service.core.errors import ConfigError, Unauthorized
 from service.core.pydantic_errors import mistake
+from service.limits.rates import Rate
 
 Scope = Literal["explain", "admin"]
 PREFIX = "gradcam_"
@@ -60,11 +60,8 @@ class KeyEntry(BaseModel):
     @field_validator("rate")
     @classmethod
     def _is_a_rate(cls, rate: str | None) -> str | None:
-        try:
-            if rate is not None and len(parse_many(rate)) != 1:
-                raise ValueError
-        except ValueError:
-            raise ValueError("it should be one rate, like 600/minute") from None
+        if rate is not None:
+            Rate.parsed(rate)
         return rate
 
 
@@ -75,7 +72,7 @@ class ApiKey:
     name: str
     digest: bytes
     scopes: frozenset[Scope]
-    rate: RateLimitItem | None
+    rate: Rate | None
     expires: datetime | None
 
 
@@ -184,7 +181,7 @@ def read_keys(file: Path) -> Keys:
                 entry.name,
                 bytes.fromhex(entry.digest.removeprefix(DIGEST)),
                 frozenset(entry.scopes),
-                parse(entry.rate) if entry.rate else None,
+                Rate.parsed(entry.rate) if entry.rate else None,
                 entry.expires,
             )
         )

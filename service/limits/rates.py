@@ -3,13 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from time import monotonic
+from typing import Final
 
-from limits import RateLimitItem
+WRITTEN: Final = re.compile(
+    r"(\d{1,8})\s*(?:/|per\b)\s*(\d{1,4})?\s*(second|minute|hour|day|month|year)s?", re.IGNORECASE
+)
+SECONDS: Final = {
+    "second": 1,
+    "minute": 60,
+    "hour": 3600,
+    "day": 86_400,
+    "month": 30 * 86_400,
+    "year": 360 * 86_400,
+}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """At most `amount` requests in `periods` periods, each of them a `unit` of `SECONDS`."""
+
+    amount: int
+    periods: int
+    unit: str
+
+    @classmethod
+    def parsed(cls, text: str) -> Rate:
+        """Return the rate of a text like "600/minute" or "10 per 2 hours".
+
+        Raises:
+            ValueError: if the text is not one rate, of at least one request in at least one period.
+        """
+        written = WRITTEN.fullmatch(text.strip())
+        if written is None or 0 in (int(written[1]), int(written[2] or 1)):
+            raise ValueError("it should be one rate, like 600/minute")
+        return cls(int(written[1]), int(written[2] or 1), written[3].lower())
+
+    @property
+    def seconds(self) -> int:
+        return self.periods * SECONDS[self.unit]
+
+    def __str__(self) -> str:
+        return f"{self.amount} per {self.periods} {self.unit}"
 
 
 class Rates:
@@ -28,9 +69,9 @@ class Rates:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._rings: dict[tuple[str, RateLimitItem], memoryview[float]] = {}
+        self._rings: dict[tuple[str, Rate], memoryview[float]] = {}
 
-    def hit(self, rate: RateLimitItem, name: str) -> float | None:
+    def hit(self, rate: Rate, name: str) -> float | None:
         """Count a request if the rate allows it.
 
         Returns:
@@ -41,12 +82,12 @@ class Rates:
             if ring is None:
                 ring = memoryview(bytearray(8 * (rate.amount + 1))).cast("d")
                 self._rings[name, rate] = ring
-            return _hit(ring, rate.get_expiry())
+            return _hit(ring, rate.seconds)
         # A rate that the operator has changed has another ring.
-        told = f"{name} {rate.amount} {rate.get_expiry()}"
+        told = f"{name} {rate.amount} {rate.seconds}"
         file = self._folder / f"rate-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
         with _shared(file, rate.amount + 1) as ring:
-            return _hit(ring, rate.get_expiry())
+            return _hit(ring, rate.seconds)
 
 
 def _hit(ring: memoryview[float], seconds: float) -> float | None:
