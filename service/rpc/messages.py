@@ -5,47 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from enum import Enum
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
-from PIL import Image
+from typing_extensions import TypeAliasType, get_original_bases
 
-from cam import AnswerOptions, Concept, ExplainedAnswer, Explanation, Observation, Question, Target
 from cam.agreement import Fidelity
-from cam.answers.answer import (
-    Alternative,
-    AnswerProgress,
-    AnswerToken,
-    AnswerWord,
-    WordScores,
-)
-from cam.drawing.heatmap import Box
-from cam.drawing.placement import Placement
-from cam.drift.reference import Origin
-from cam.drift.shift import Comparison, Shift, TooFew
-from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import MetricOptions, Score
-from cam.methods.progress import Completeness, Passes, Progress
-from cam.observations import Statistics
-from service.backend.answers import Boxes, Drift, Outcome, Prediction, ServedAnswer
-from service.backend.work import (
-    AnswerQuestion,
-    CompareDrift,
-    Embed,
-    Evaluate,
-    Explain,
-    Factorise,
-    Observe,
-    Randomise,
-    ReadText,
-    Work,
-)
+from cam.methods.progress import Progress
+from service.backend.answers import Outcome
+from service.backend.work import Work
 from service.core import errors
 from service.core.choices import Runtime
-from service.models.audited import Audited
-from service.models.info import LayerInfo, ModelInfo
-from service.models.labels import Labels
-from service.models.preprocessing import ModelInput, Preprocessing
+from service.models.info import ModelInfo
 from service.rpc.frames import Codec
 
 
@@ -158,13 +130,38 @@ class State:
     """Number of the process that serves the backend."""
 
 
-def _problems(problem: type[errors.Problem]) -> Iterator[type[errors.Problem]]:
-    yield problem
-    for subclass in problem.__subclasses__():
-        if subclass.__module__ == errors.__name__:
-            yield from _problems(subclass)
+def _of(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _of(subclass)
 
 
+def _consist_of(types: Iterator[Any] | list[Any]) -> set[type[Any]]:
+    """Return the data classes, named tuples and enumerations among types, and those that their
+    fields consist of."""
+    found: set[type[Any]] = set()
+    left = list(types)
+    while left:
+        one = left.pop()
+        if isinstance(one, TypeAliasType):
+            left.append(one.__value__)
+            continue
+        left += get_args(one)
+        class_ = get_origin(one) or one
+        if not isinstance(class_, type) or class_ in found:
+            continue
+        if (
+            dataclasses.is_dataclass(class_)
+            or issubclass(class_, Enum)
+            or hasattr(class_, "_fields")
+        ):
+            found.add(class_)
+            left += get_type_hints(class_).values()
+    return found
+
+
+_MESSAGES = [RemoteCall, Cancelled, Idle, Shared, Progressed, Returned, Raised, State]
+_KINDS_OF_WORK = [each for kind in _of(Work) for each in (kind, *get_original_bases(kind))]
 _ARRAY = np.zeros(1, np.float32)
 _SCALAR = np.float32(0)
 _NUMPY = {
@@ -178,31 +175,11 @@ _NUMPY = {
 
 CODEC = Codec(
     {
-        *(
-            RemoteCall,
-            Add,
-            Remove,
-            Cancelled,
-            Idle,
-            Shared,
-            Progressed,
-            Returned,
-            Raised,
-            ModelSnapshot,
-            State,
-        ),
-        *(Explain, Evaluate, Randomise, Observe, Factorise, Embed, ReadText, CompareDrift),
-        *(AnswerQuestion, AnswerOptions, ExplainedAnswer),
-        *(AnswerProgress, AnswerToken, AnswerWord, Alternative, WordScores),
-        *(ServedAnswer, Boxes, Prediction, Outcome, ModelInput, Box),
-        *(ModelInfo, LayerInfo, Audited, Labels, Preprocessing, Image.Resampling),
-        *(Question, Explanation, Placement, Passes, Completeness, Progress),
-        *(Observation, Statistics, Concept),
-        *(Fidelity, Candidate, MetricOptions, Score),
-        *(Drift, Comparison, Shift, TooFew, Origin),
-        *get_args(Target),
-        *_problems(errors.Problem),
+        *_consist_of([*_MESSAGES, *_KINDS_OF_WORK, Outcome, *_of(Progress)]),
+        *(each for each in _of(errors.Problem) if each.__module__ == errors.__name__),
         *_NUMPY,
         *(set, frozenset),
     }
 )
+"""What can be read: messages, what a model is asked to do and answers, and what these consist of,
+as their annotations say."""
