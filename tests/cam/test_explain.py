@@ -360,6 +360,7 @@ def test_a_layer_without_a_gradient_is_named_beside_one_that_has_it() -> None:
     assert free.warnings == (METHODS["fem"].warning,)
 
 
+@pytest.mark.slow
 def test_a_layer_whose_class_token_alone_has_a_gradient_is_not_named() -> None:
     """Behind the last attention nothing but the class token is read: no layer there has a map."""
     torch.manual_seed(0)

@@ -12,27 +12,16 @@ from service.core.pydantic_errors import mistake
 from service.features.jobs.records import LONGEST_ID, Source
 from service.pipeline.images import decode_base64
 from service.pipeline.parameters import ExplainInstance, Parameters
-from service.pipeline.targets import StrictModel
+from service.pipeline.targets import Photo, StrictModel
 from service.pipeline.validation import parameter_problem
 
 MOST_PATH = 2000
 FORMS = ("b64", "url", "path", "uri")
 
 
-class JobPhoto(StrictModel):
+class JobPhoto(Photo):
     """One photo: its bytes, or the location from which the service reads it."""
 
-    b64: str | None = Field(
-        None,
-        description="The image's bytes in base64; a data: URL is taken too.",
-        json_schema_extra={"contentEncoding": "base64"},
-    )
-    url: str | None = Field(
-        None,
-        min_length=1,
-        max_length=MOST_PATH,
-        description="Its https address, at a host that the service is set up to ask.",
-    )
     path: str | None = Field(
         None,
         min_length=1,
@@ -72,7 +61,7 @@ class JobPhoto(StrictModel):
 class JobInstance(ExplainInstance):
     """One photo of a job, with its own parameters if they differ from those of the job."""
 
-    image: JobPhoto  # type: ignore[assignment]
+    image: JobPhoto
     id: str | None = Field(
         None,
         min_length=1,

@@ -22,6 +22,7 @@ from cam.answers.methods import OWN_PASSES, _blocks, blurred, likely
 from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
 from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
+from tests.quick import quick
 
 PHOTO = np.random.default_rng(1).integers(0, 256, (90, 150, 3), np.uint8)
 QUESTION = "what is in the picture ?"
@@ -246,7 +247,7 @@ def test_legrad_explains_a_few_tokens_at_a_time(
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick(FAMILIES, ["llava", "llava-onevision", "qwen2-vl"]))
 def test_a_photo_is_read_once_for_all_questions(name: str) -> None:
     """Not by those whose image tokens depend on the question (PaliGemma), and that forget tokens
     (Gemma 3 and 4)."""
@@ -470,7 +471,7 @@ def test_eagle_is_the_papers_greedy_search(
     assert asked(llava, method="eagle", word="dog", **given).tokens[0].map is None
 
 
-@pytest.mark.parametrize("method", PASSES)
+@pytest.mark.parametrize("method", quick(PASSES, ["occlusion"]))
 def test_the_passes_are_as_many_as_is_said(
     llava: VisionLanguageModel, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -589,6 +589,7 @@ def test_the_model_is_left_as_it_was_found(times: int | None) -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_model_in_training_scores_as_in_eval_mode() -> None:
     """In training its dropout would make each pass another."""
     model = small()

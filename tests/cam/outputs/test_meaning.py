@@ -42,6 +42,7 @@ from cam.errors import (
     UnsuitedActivation,
 )
 from tests.cam.nets import ATTENDING, DETECTING, Headed, hook_count, images, small
+from tests.quick import quick
 
 # The first channel's mean is 1, the others' are 0.
 PHOTO = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]])
@@ -509,7 +510,7 @@ def timm_without_classes() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", [timm_without_classes, headless_resnet])
+@pytest.mark.parametrize("make", quick([timm_without_classes, headless_resnet], [headless_resnet]))
 def test_the_features_of_a_part_without_a_head_are_no_classes(make: Any) -> None:
     model = Wrapped(make(), lambda raw: raw).eval()
     with pytest.raises(NoHead):
@@ -535,7 +536,9 @@ WITHOUT_A_TRACE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("kind", WITHOUT_A_TRACE)
+@pytest.mark.parametrize(
+    "kind", quick(WITHOUT_A_TRACE, ["pooled and flat", "maps (512, 2, 2)", "length 1"])
+)
 def test_features_without_a_trace_of_a_head_are_no_classes(kind: str) -> None:
     model, x = WITHOUT_A_TRACE[kind]().eval(), images(1, size=64)
     assert resolve_reading(model, x)[0].meaning == "features"

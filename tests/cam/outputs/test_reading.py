@@ -443,6 +443,7 @@ def test_test_time_augmentation_reads_the_same() -> None:
     assert found.probability == pytest.approx(SURE)
 
 
+@pytest.mark.slow
 def test_masks_of_queries_say_how_they_can_be_read() -> None:
     """Of Mask2Former, whose last projection is an identity of what its masks are made from, too,
     and which this decoder does not use."""

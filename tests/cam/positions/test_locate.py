@@ -25,6 +25,7 @@ from cam.hooks.grids import Grid
 from cam.positions.locate import declare, locate
 from cam.positions.responses import patches_of, peaks_of
 from tests.cam.nets import Tokens, hook_count, images, order, small
+from tests.quick import quick
 
 
 def built(model: nn.Module) -> nn.Module:
@@ -176,7 +177,7 @@ def test_tokens_in_windows_are_refused(size: int, side: int, attention: str) -> 
             assert located.grid(f"norms.{number}") == Grid("tokens", cells, cells)
 
 
-@pytest.mark.parametrize("size", [64, 96, 128])
+@pytest.mark.parametrize("size", quick([64, 96, 128], [64]))
 def test_pixels_of_patches_are_no_rows(size: int) -> None:
     """MobileViTV2 unfolds a map of 4 × 4 to four pixels of four patches, and one of 3 × 3 after it
     is made larger."""

@@ -22,6 +22,7 @@ from cam.positions.locate import locate
 from cam.positions.views import Axis, View
 from tests.cam.detectors import torchvision_detector
 from tests.cam.nets import as_after_training
+from tests.quick import quick
 
 Change = Callable[[Tensor], Tensor]
 
@@ -338,7 +339,9 @@ BETWEEN: dict[str, tuple[Change, Box]] = {
 }
 
 
-@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize(
+    "name", quick(BETWEEN, ["nothing", "a crop", "padding at the right", "a half"])
+)
 def test_a_change_of_the_features_moves_all_layers_behind_it(name: str) -> None:
     """Late layers see too much of the image to show it, so features before them are changed."""
     change, box = BETWEEN[name]
@@ -356,7 +359,7 @@ def test_a_change_of_the_features_moves_all_layers_behind_it(name: str) -> None:
     assert located.grid("early") == Grid("channels first", 32, 32)
 
 
-@pytest.mark.parametrize("count", [4, 6])
+@pytest.mark.parametrize("count", quick([4, 6], [4]))
 def test_stripes_of_the_features_lie_where_they_are_cut(count: int) -> None:
     """As in networks that recognise a person by horizontal stripes."""
 
@@ -406,7 +409,7 @@ def test_padding_by_one_token(before: int) -> None:
         assert edges == pytest.approx((-before, -before, 160, 160), abs=4)
 
 
-@pytest.mark.parametrize("ratio", [7, 9])
+@pytest.mark.parametrize("ratio", quick([7, 9], [9]))
 def test_a_letterbox_of_a_long_photo(ratio: int) -> None:
     high, wide = 128 // ratio, 128
     rest = (128 - high) // 2
@@ -560,7 +563,8 @@ def test_views_by_hand() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "padded"),
     [
-        ("fcos", (150, 190), (190, 190)),  # 101 × 128 of 128 × 128
+        # 101 × 128 of 128 × 128
+        pytest.param("fcos", (150, 190), (190, 190), marks=pytest.mark.slow),
         ("fasterrcnn", (180, 120), (180, 135)),  # 128 × 85 of 128 × 96
     ],
 )
@@ -611,7 +615,7 @@ def digits(channels: int, end: type[nn.Module] = nn.ReLU) -> nn.Module:
     return nn.Sequential(*parts, nn.Linear(32, 10)).eval()
 
 
-@pytest.mark.parametrize("side", [28, 32, 34, 36, 40])
+@pytest.mark.parametrize("side", quick([28, 32, 34, 36, 40], [28, 34]))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_small_inputs_are_not_said_to_be_cropped(channels: int, side: int) -> None:
     """Noise in patches of a few pixels moved the centres of the responses, and maps by 30 %."""

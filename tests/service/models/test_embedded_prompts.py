@@ -196,6 +196,7 @@ def test_a_text_that_names_something_has_no_warning(served: ServedModel, text: s
     assert served.unnamed is None
 
 
+@pytest.mark.slow
 def test_a_prompt_that_names_nothing_is_told_with_every_map(tmp_path: Path) -> None:
     found = load(entry(tmp_path, 'prompts = ["a cat", "qwertyuiop"]'))
     assert found.unnamed is not None

@@ -24,6 +24,7 @@ def entry(**given: object) -> ModelEntry:
     return ModelEntry.model_validate({**plain, "input_size": 8, **given})
 
 
+@pytest.mark.slow
 def test_what_an_image_takes_grows_with_its_pixels_and_nothing_is_computed() -> None:
     module = timm.create_model("tf_efficientnet_lite0").eval().requires_grad_(False)
     before = {name: value.clone() for name, value in module.state_dict().items()}
