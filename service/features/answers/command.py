@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service.core.errors import InvalidParameter
 from service.core.settings import read_settings
 from service.features.answers.parameters import AnswerParameters
 from service.local.options import (
@@ -36,6 +37,8 @@ def command(
     settings = read_settings(os.environ, models=models)
     folder = folder_of(given, folder)
     parameters = parameters_of(AnswerParameters, {**given, **pairs_of(other)})
+    if not parameters.question.strip():
+        raise InvalidParameter("a question is needed, as in --question 'what is in the picture?'")
     from service.features.answers.files import answer_files
 
     raise typer.Exit(answer_files(photos, settings, parameters, model=model, folder=folder))
