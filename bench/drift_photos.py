@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 from sklearn.datasets import load_sample_image
 
 from bench.evaluation_scenes import loaded
-from cam import Answer, ClassTarget, Question, explain_batch
+from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.drift.map_statistics import MapStatistics, statistics_of
 from service.loading.served_model import ServedModel
 from service.models.catalog import EMBEDDED
@@ -175,7 +175,7 @@ def explained(
         images = served.normalise(np.stack(batch)).contiguous()
         answers = explain_batch(served.module, images, [question] * len(images))
         for seen, answer in zip(batch, answers, strict=True):
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ExplainedImage)
             (explanation,) = answer.explanations
             target = explanation.target
             assert isinstance(target, ClassTarget)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from bench.library import MIDDLE, build, head_of
 from bench.record import record
-from cam import Answer, ClassTarget, Question, default_layer, explain_batch, survey
+from cam import ClassTarget, ExplainedImage, Question, default_layer, explain_batch, survey
 from cam.passes.fast import FastPath
 from cam.passes.fidelity import likeness, roundings_apart
 
@@ -72,7 +72,7 @@ def compare(name: str, compiled: bool, device: str) -> dict[str, Any]:
     alike = [each for each in likenesses if each is not None]  # two flat maps tell nothing
     misses = []
     for one, other in zip(quick, exact, strict=True):
-        assert isinstance(one, Answer)
+        assert isinstance(one, ExplainedImage)
         if (said := one.logits.argmax()) != other.logits.argmax():
             apart = roundings_apart(torch.from_numpy(other.logits), torch.tensor(said), fast.dtype)
             misses.append(float(apart))
@@ -90,11 +90,11 @@ def compare(name: str, compiled: bool, device: str) -> dict[str, Any]:
 
 def explain(
     model: nn.Module, images: Tensor, classes: list[int | None], layer: str
-) -> list[Answer]:
+) -> list[ExplainedImage]:
     questions = [Question((ClassTarget(index),), "gradcam", (layer,)) for index in classes]
     answers = explain_batch(model, images, questions)
-    assert all(isinstance(each, Answer) for each in answers)
-    return [each for each in answers if isinstance(each, Answer)]
+    assert all(isinstance(each, ExplainedImage) for each in answers)
+    return [each for each in answers if isinstance(each, ExplainedImage)]
 
 
 def crops() -> Tensor:

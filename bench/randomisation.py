@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from bench.grid_cells import Asked, asked_of
 from bench.localisation import BUDGETS, LEFT_OUT
-from cam import METHODS, Answer, ClassTarget, Question, explain_batch, spearman
+from cam import METHODS, ClassTarget, ExplainedImage, Question, explain_batch, spearman
 from cam.errors import CamError
 from cam.evaluation.randomisation import randomised_in_steps
 from cam.passes.stepwise import explain_in_steps, finish
@@ -42,7 +42,7 @@ Map = NDArray[np.float32]
 
 def answered(
     model: nn.Module, images: Tensor, questions: Sequence[Question]
-) -> Sequence[Answer | CamError]:
+) -> Sequence[ExplainedImage | CamError]:
     return explain_batch(model, images, questions)
 
 

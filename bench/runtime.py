@@ -33,7 +33,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from bench.record import record
-from cam import Answer, ClassTarget, Question, explain_batch
+from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.passes.fast import FastPath
 from cam.passes.openvino import HINTS, OpenVinoPath
 from service.core.metrics import Metrics
@@ -162,8 +162,8 @@ def own_forward(module: nn.Module, image: Tensor, dtype: torch.dtype) -> Callabl
 
 
 def difference(one: Any, other: Any) -> float:
-    assert isinstance(one, Answer)
-    assert isinstance(other, Answer)
+    assert isinstance(one, ExplainedImage)
+    assert isinstance(other, ExplainedImage)
     (found,), (exact,) = one.explanations, other.explanations
     return float(np.abs(found.map - exact.map).max() / np.abs(exact.map).max())
 

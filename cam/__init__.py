@@ -19,7 +19,7 @@ from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
 from cam.evaluation.metrics import METRICS
-from cam.explanation import Answer, Explanation, Question
+from cam.explanation import ExplainedImage, Explanation, Question
 from cam.methods import METHODS
 from cam.observations import Concept, Observation
 from cam.reasons.cascade import Reason
@@ -71,7 +71,6 @@ __all__ = [
     "COLORMAPS",
     "METHODS",
     "METRICS",
-    "Answer",
     "AnswerOptions",
     "AnswerToken",
     "AnswerWord",
@@ -82,6 +81,7 @@ __all__ = [
     "Concept",
     "Detections",
     "ExplainedAnswer",
+    "ExplainedImage",
     "Explanation",
     "Layer",
     "Observation",

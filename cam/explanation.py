@@ -252,7 +252,7 @@ class Explanations(list[Explanation]):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ExplainedImage:
     """The answer for one image: the model's output, on the CPU, and one explanation for each target
     and layer, ordered by target, then by layer."""
 
@@ -267,10 +267,10 @@ class Answer:
         return values
 
 
-AnswerSteps = Generator[Progress, None, Answer | CamError]
+ImageSteps = Generator[Progress, None, ExplainedImage | CamError]
 
 
-def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
+def join(answers: Sequence[ExplainedImage | CamError]) -> ExplainedImage | CamError:
     """Join several answers about the same image, at least one, into one answer.
 
     The result is the first error among the answers, if there is one; otherwise the first answer's
@@ -279,7 +279,7 @@ def join(answers: Sequence[Answer | CamError]) -> Answer | CamError:
     for answer in answers:
         if isinstance(answer, CamError):
             return answer
-    good = [answer for answer in answers if isinstance(answer, Answer)]
+    good = [answer for answer in answers if isinstance(answer, ExplainedImage)]
     if len(good) == 1:
         return good[0]
     return replace(good[0], explanations=tuple(chain(*(answer.explanations for answer in good))))

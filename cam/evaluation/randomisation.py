@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cam.errors import CamError, InvalidOption, NotRandomisable
 from cam.evaluation.scorer import Answering
-from cam.explanation import Answer, Map, Question
+from cam.explanation import ExplainedImage, Map, Question
 from cam.hooks.inference import alone, evaluating
 from cam.methods import METHODS
 from cam.methods.progress import Progress
@@ -85,7 +85,7 @@ def randomised_in_steps(
         for number in range(start, count):
             pairs += _drawn(units[number], seed, number)
         done = 1 + stage * len(questions)
-        answers: list[Answer | CamError] = []
+        answers: list[ExplainedImage | CamError] = []
         if quick:
             with replaced(model, pairs):
                 answers += answer(image[None], quick)

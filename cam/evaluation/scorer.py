@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from cam.drawing.heatmap import minmax
 from cam.errors import CamError, NothingDetected, TargetMismatch
 from cam.evaluation.metrics import MetricOptions
-from cam.explanation import Answer, Explanation, Map, Question
+from cam.explanation import ExplainedImage, Explanation, Map, Question
 from cam.methods.progress import Completeness
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.stepwise import explain_in_steps
 from cam.targets import Target
 
-Answering = Callable[[Tensor, Sequence[Question]], Sequence[Answer | CamError]]
+Answering = Callable[[Tensor, Sequence[Question]], Sequence[ExplainedImage | CamError]]
 """Answers one question for each image (n, C, H, W), as `cam.explain_batch` does."""
 Value = TypeVar("Value")
 Forwards = Generator[int, None, Value]
@@ -166,7 +166,7 @@ def ranks(values: Map, rng: np.random.Generator) -> NDArray[np.int64]:
     return places.reshape(values.shape)
 
 
-def _map_of(answer: Answer | CamError, turn: int) -> Map | CamError:
+def _map_of(answer: ExplainedImage | CamError, turn: int) -> Map | CamError:
     if isinstance(answer, CamError):
         return answer
     explanations: tuple[Explanation, ...] = answer.explanations

@@ -10,7 +10,7 @@ from typing import overload
 from torch import Tensor
 
 from cam.errors import CamError
-from cam.explanation import Answer, Question
+from cam.explanation import ExplainedImage, Question
 from cam.hooks.precision import full_precision
 from cam.methods import METHODS
 from cam.outputs.outputs import Outputs
@@ -19,7 +19,7 @@ from cam.passes.composition import ComputedMap, compose
 from cam.passes.maps import MapRows, Maps, Signals, of_levels
 from cam.passes.scores import Scores, Targets
 
-Answered = Answer | CamError
+Answered = ExplainedImage | CamError
 OfLayers = Mapping[str, ComputedMap | CamError]
 
 

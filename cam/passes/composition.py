@@ -13,7 +13,7 @@ from torch import Tensor
 from cam.drawing.heatmap import fuse
 from cam.drawing.placement import Placement
 from cam.errors import CamError
-from cam.explanation import Answer, Explanation, Map, Question
+from cam.explanation import ExplainedImage, Explanation, Map, Question
 from cam.methods import INPUT, METHODS
 from cam.methods.method import load
 from cam.methods.progress import Completeness, Passes
@@ -153,7 +153,7 @@ def compose(
     computed: Sequence[Mapping[str, ComputedMap | CamError]],
     own: Collection[str] = (),
     numbers: Sequence[tuple[float, float | None]] | None = None,
-) -> Answer | CamError:
+) -> ExplainedImage | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
     layer for each target. If there are errors among these, return the first one.
 
@@ -210,4 +210,4 @@ def compose(
             )
             for name, map_ in good.items()
         ]
-    return Answer(output, tuple(explanations))
+    return ExplainedImage(output, tuple(explanations))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cam.agreement import LEAST, Fidelity
 from cam.errors import CamError, Unfaithful
-from cam.explanation import Answer, Map, Question
+from cam.explanation import ExplainedImage, Map, Question
 from cam.methods import METHODS
 from cam.outputs.output import Output
 from cam.passes.fast import CompiledPath
@@ -35,10 +35,10 @@ logits is larger."""
 POSITIONS = 4096
 """Largest number of a segmenter's pixels at which logits are compared."""
 
-Explain = Callable[[Tensor, Sequence[Question]], Sequence[Answer | CamError]]
+Explain = Callable[[Tensor, Sequence[Question]], Sequence[ExplainedImage | CamError]]
 
 
-def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:
+def likeness(one: ExplainedImage | CamError, other: ExplainedImage | CamError) -> float | None:
     """Return Pearson's correlation of the maps of two answers, -1 … 1; the least one of several
     maps.
 
@@ -51,8 +51,8 @@ def likeness(one: Answer | CamError, other: Answer | CamError) -> float | None:
     for answer in (one, other):
         if isinstance(answer, CamError):
             raise answer
-    assert isinstance(one, Answer)
-    assert isinstance(other, Answer)
+    assert isinstance(one, ExplainedImage)
+    assert isinstance(other, ExplainedImage)
     correlations = [
         _correlation(first.map, second.map)
         for first, second in zip(one.explanations, other.explanations, strict=True)
@@ -171,7 +171,7 @@ class _Exact:
 def _exactly(layer: str, exact: Explain, image: Tensor, methods: Sequence[str]) -> _Exact:
     questions = [Question((ClassTarget(),), name, (layer,)) for name in methods]
     answers = dict(zip(methods, exact(image[None], questions), strict=True))
-    good = {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
+    good = {name: answer for name, answer in answers.items() if isinstance(answer, ExplainedImage)}
     for answer in answers.values():
         if isinstance(answer, CamError) and not good:
             raise answer
@@ -181,7 +181,10 @@ def _exactly(layer: str, exact: Explain, image: Tensor, methods: Sequence[str]) 
 
 
 def _compare(
-    known: _Exact, answers: dict[str, Answer | CamError], variance: float, dtype: torch.dtype
+    known: _Exact,
+    answers: dict[str, ExplainedImage | CamError],
+    variance: float,
+    dtype: torch.dtype,
 ) -> dict[str, _Compared]:
     """Return the comparison of the maps of one row with the exact ones, by method: a correlation of
     0 where an answer is an error, no entry where both maps are flat.
@@ -189,7 +192,7 @@ def _compare(
     Raises:
         Unfaithful: if the logits differ from the exact ones, or all maps do.
     """
-    good = {name: answer for name, answer in answers.items() if isinstance(answer, Answer)}
+    good = {name: answer for name, answer in answers.items() if isinstance(answer, ExplainedImage)}
     for said in list(good.values())[:1]:  # all answers have the logits of the same forward pass
         _check_logits(known.logits, _logits_of(said.output), variance, dtype)
     alike = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import CamError, LayerDidNotRun, MethodUnsuited
-from cam.explanation import Answer, Question
+from cam.explanation import ExplainedImage, Question
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
@@ -37,7 +37,7 @@ def explain_batch(
     *,
     head: PooledHead | None = None,
     reading: Reading = AUTO,
-) -> Sequence[Answer | CamError]:
+) -> Sequence[ExplainedImage | CamError]:
     """Answer one question or several for each image of a batch with one forward pass, and with as
     many backward passes as the longest question has targets.
 
@@ -126,8 +126,8 @@ def advise(model: nn.Module, images: Tensor, answers: BatchAnswer, reading: Read
 
 
 def _advised(
-    model: nn.Module, image: Tensor, answer: Answer | CamError, reading: Reading
-) -> Answer | CamError:
+    model: nn.Module, image: Tensor, answer: ExplainedImage | CamError, reading: Reading
+) -> ExplainedImage | CamError:
     """Return the answer for an image (1, C, H, W), with a warning for each map whose gradient is
     all zero. The warning names a layer at which the gradient is not all zero, if there is one."""
     if isinstance(answer, CamError):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cam.drawing.heatmap import resize
 from cam.errors import CamError, NonFinite, NothingDetected
-from cam.explanation import Answer, AnswerSteps, Question
+from cam.explanation import ExplainedImage, ImageSteps, Question
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
@@ -47,7 +47,7 @@ def explain_in_steps(
     chunk: int = CHUNK,
     reading: Reading = AUTO,
     stop: Callable[[], bool] = never,
-) -> AnswerSteps:
+) -> ImageSteps:
     """Answer a question that takes more than one pass (`question.in_steps`).
 
     The generator yields its progress after every pass of at most `chunk` images. It returns the
@@ -135,7 +135,7 @@ def _computed(
 
 def _augmented(
     model: nn.Module, image: Tensor, question: Question, chunk: int, reading: Reading
-) -> AnswerSteps:
+) -> ImageSteps:
     """Answer a question whose `smooth` is "augment" or "both": test-time augmentation.
 
     The targets are resolved on the original image. Each map is the mean of the maps of six
@@ -185,4 +185,4 @@ def _augmented(
         replace(explanation, map=(total / variants).astype(np.float32), warnings=told)
         for explanation, total, told in zip(first.explanations, sums, warnings, strict=True)
     )
-    return Answer(first.output, explanations)
+    return ExplainedImage(first.output, explanations)

@@ -42,8 +42,7 @@ from cam.drawing.samples import samples
 from cam.errors import InvalidPrompt
 from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.randomisation import randomised_in_steps
-from cam.explanation import Answer as Explained
-from cam.explanation import join
+from cam.explanation import ExplainedImage, join
 from cam.hooks.inference import alone
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
@@ -469,7 +468,7 @@ class Engine:
 
     def _answered(
         self, images: Tensor, questions: Sequence[Question]
-    ) -> Sequence[Explained | CamError]:
+    ) -> Sequence[ExplainedImage | CamError]:
         """Answer one question for each image in the worker thread, by the fast path if it computes
         in float32. In a lower precision, probabilities would be wrong in their third digit."""
         fast, model = None if self._asked else self._fast, self.model
@@ -657,7 +656,7 @@ def smallest_that_pays(seconds: Mapping[int, float]) -> int:
     return min(count for count, share in shares.items() if share <= SLOWER * best)
 
 
-def _plain(answer: Explained | CamError, *, fast: bool = False) -> ServedAnswer | CamError:
+def _plain(answer: ExplainedImage | CamError, *, fast: bool = False) -> ServedAnswer | CamError:
     """Return an answer as plain data. Targets lose their masks, which no caller reads.
 
     Args:

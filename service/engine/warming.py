@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from cam import METHODS, Answer, CamError, ClassTarget, Question, explain_batch
+from cam import METHODS, CamError, ClassTarget, ExplainedImage, Question, explain_batch
 from cam.agreement import EXACT, LEAST, Fidelity
 from cam.drawing.samples import samples
 from cam.errors import Unfaithful
@@ -220,7 +220,7 @@ def _images(model: ServedModel) -> Tensor:
 
 def _exact(
     model: ServedModel, images: Tensor, questions: Sequence[Question]
-) -> Sequence[Answer | CamError]:
+) -> Sequence[ExplainedImage | CamError]:
     laid_out = torch.channels_last if model.channels_last else torch.contiguous_format
     given = images.to(model.dtype).contiguous(memory_format=laid_out)
     return explain_batch(model.module, given, questions, head=model.head, reading=model.reading)

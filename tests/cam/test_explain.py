@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from cam import (
     METHODS,
-    Answer,
     CamError,
     ClassTarget,
+    ExplainedImage,
     Question,
     UnitTarget,
     explain,
@@ -125,8 +125,8 @@ def test_a_batch_of_mixed_questions_equals_each_alone() -> None:
     together = explain_batch(model, x, questions)
     for i, answer in enumerate(together):
         (alone,) = explain_batch(model, x[i : i + 1], [questions[i]])
-        assert isinstance(answer, Answer)
-        assert isinstance(alone, Answer)
+        assert isinstance(answer, ExplainedImage)
+        assert isinstance(alone, ExplainedImage)
         np.testing.assert_allclose(answer.logits, alone.logits, atol=1e-4)
         expected = len(questions[i].targets) * len(questions[i].layers)
         assert len(answer.explanations) == len(alone.explanations) == expected
@@ -141,7 +141,7 @@ def test_a_failure_belongs_to_its_item() -> None:
     x[1] = math.nan
     questions = [Question((ClassTarget(t),), "gradcam", ("conv2",)) for t in (1, 1, 3)]
     good, poisoned, out_of_range = explain_batch(model, x, questions)
-    assert isinstance(good, Answer)
+    assert isinstance(good, ExplainedImage)
     (alone,) = explain(model, x[:1], target=1, layer="conv2")
     np.testing.assert_allclose(good.explanations[0].map, alone.map, rtol=1e-5)
     assert isinstance(poisoned, NonFinite)
@@ -163,7 +163,7 @@ def test_a_gradient_that_is_not_finite_is_its_items_error() -> None:
     x[1, 0, 0, 0] = 0
     question = Question((ClassTarget(0),), "gradcam", ("layer",))
     good, bad = explain_batch(Root(), x, [question] * 2)
-    assert isinstance(good, Answer)
+    assert isinstance(good, ExplainedImage)
     assert isinstance(bad, NonFinite)
     assert "'layer'" in str(bad)
 
@@ -297,15 +297,15 @@ def test_what_one_asks_in_vain_is_not_its_neighbours_error() -> None:
     ]
     good, other, before, minus = explain_batch(model, x, questions)
     for at, found in ((0, good), (1, other)):
-        assert isinstance(found, Answer)
+        assert isinstance(found, ExplainedImage)
         (alone,) = explain_batch(model, x[at : at + 1], [questions[at]])
-        assert isinstance(alone, Answer)
+        assert isinstance(alone, ExplainedImage)
         for mine, theirs in zip(found.explanations, alone.explanations, strict=True):
             assert np.ptp(theirs.map) > 0
             np.testing.assert_allclose(mine.map, theirs.map, rtol=1e-4, atol=1e-7)
     assert isinstance(minus, MethodUnsuited)
     # Its neighbour's target reached that layer, its own has no gradient there …
-    assert isinstance(before, Answer)
+    assert isinstance(before, ExplainedImage)
     assert not before.explanations[0].map.any()
     # … and alone it is told so.
     (alone,) = explain_batch(model, x[2:3], [questions[2]])

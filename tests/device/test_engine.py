@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 
-from cam import Answer, ClassTarget, Question, explain_batch, spearman
+from cam import ClassTarget, ExplainedImage, Question, explain_batch, spearman
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
 from cam.passes.fast import FastPath
@@ -127,8 +127,8 @@ def test_the_fast_path_of_the_device(headed: bool, device: torch.device) -> None
         fast = path.explain(images[:count], questions)
         exact = explain_batch(module, images[:count], questions)
         for one, other in zip(fast, exact, strict=True):
-            assert isinstance(one, Answer)
-            assert isinstance(other, Answer)
+            assert isinstance(one, ExplainedImage)
+            assert isinstance(other, ExplainedImage)
             agreement = spearman(one.explanations[0].map, other.explanations[0].map)
             assert agreement is not None
             assert agreement > 0.9

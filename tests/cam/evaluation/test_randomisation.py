@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cam import ClassTarget, Question, explain_batch, explain_in_steps
 from cam.errors import CamError, InvalidOption, NonFinite, NotRandomisable
 from cam.evaluation.randomisation import Stage, randomised_in_steps, replaced
-from cam.explanation import Answer
+from cam.explanation import ExplainedImage
 from cam.methods.progress import finish
 from tests.cam.nets import Small
 
@@ -49,7 +49,9 @@ def test_the_cascade_begins_with_the_logits_and_ends_with_all(model: Small, imag
     own = {name: each.clone() for name, each in model.state_dict().items()}
     seen: list[set[str]] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         now = model.state_dict()
         changed = {name for name, each in own.items() if not torch.equal(each, now[name])}
         seen.append({name.partition(".")[0] for name in changed})
@@ -81,7 +83,9 @@ def test_weights_are_drawn_with_the_mean_and_deviation_of_their_own(image: Tenso
         head.weight.add_(5)
     drawn: list[Tensor] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         drawn.append(head.weight.detach().clone())
         return explain_batch(model, images, questions)
 
@@ -111,14 +115,21 @@ def test_the_maps_are_those_of_the_changed_model(model: Small, image: Tensor) ->
     (stage,) = run(model, image, *asked, stages=1, seed=3)
     drawn: list[tuple[Tensor, Tensor]] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         drawn.extend((each, each.data.clone()) for each in model.parameters())
         return explain_batch(model, images, questions)
 
     finish(randomised_in_steps(model, image, asked, stages=1, seed=3, answer=answer))
     with replaced(model, drawn):
         answers = [explain_batch(model, image[None], [each])[0] for each in asked]
-    maps = [each.map for said in answers if isinstance(said, Answer) for each in said.explanations]
+    maps = [
+        each.map
+        for said in answers
+        if isinstance(said, ExplainedImage)
+        for each in said.explanations
+    ]
     assert [None if each is None else each.shape for each in stage] == [
         (8, 8),
         (4, 4),
@@ -134,7 +145,9 @@ def test_a_method_of_many_passes_is_asked_of_the_changed_model(model: Small, ima
     (stage,) = run(model, image, question("cam"), question("scorecam"), stages=1)
     drawn: list[tuple[Tensor, Tensor]] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         drawn.extend((each, each.data.clone()) for each in model.parameters())
         return explain_batch(model, images, questions)
 
@@ -145,7 +158,7 @@ def test_a_method_of_many_passes_is_asked_of_the_changed_model(model: Small, ima
             finish(explain_in_steps(model, image, question(name))) for name in ("cam", "scorecam")
         ]
     for mine, each in zip(stage, said, strict=True):
-        assert isinstance(each, Answer)
+        assert isinstance(each, ExplainedImage)
         expected = each.explanations[0].map
         assert mine is None if not expected.any() else mine == pytest.approx(expected, abs=1e-6)
 
@@ -170,7 +183,9 @@ def test_weights_of_modules_below_one_that_runs_are_random_too(image: Tensor) ->
     own = model.attention.out_proj.weight.detach().clone()
     changed: list[bool] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         changed.append(not torch.equal(own, model.attention.out_proj.weight))
         return explain_batch(model, images, questions)
 
@@ -203,7 +218,9 @@ def test_buffers_are_weights_but_for_statistics_masks_and_indices(image: Tensor)
     own = {name: each.clone() for name, each in model.state_dict().items()}
     changed: list[set[str]] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         now = model.state_dict()
         changed.append({name for name, each in own.items() if not torch.equal(each, now[name])})
         return explain_batch(model, images, questions)
@@ -249,7 +266,9 @@ def test_a_model_of_inference_mode_gets_its_own_tensors_back(image: Tensor, ende
     own = dict([*model.named_parameters(), *model.named_buffers()])
     seen: list[bool] = []
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         seen.append(
             model.head.weight is not own["head.weight"] and model.alias is model.head.weight
         )
@@ -265,7 +284,7 @@ def test_a_model_of_inference_mode_gets_its_own_tensors_back(image: Tensor, ende
         found = finish(steps)
         assert isinstance(found, list)
         (plain,) = explain_batch(model, image[None], [question()])
-        assert isinstance(plain, Answer)
+        assert isinstance(plain, ExplainedImage)
         assert found[-1][0] is None or not np.allclose(found[-1][0], plain.explanations[0].map)
     assert all(seen)
     now = dict([*model.named_parameters(), *model.named_buffers()])
@@ -274,7 +293,9 @@ def test_a_model_of_inference_mode_gets_its_own_tensors_back(image: Tensor, ende
 
 
 def test_a_model_without_a_map_has_none(model: Small, image: Tensor) -> None:
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         return [NonFinite("not finite")]
 
     asked = [question("layercam", "relu1", "relu2")]
@@ -302,7 +323,9 @@ def test_an_end_before_time_leaves_the_model_as_it_was(
 ) -> None:
     own = {name: each.clone() for name, each in model.state_dict().items()}
 
-    def answer(images: Tensor, questions: Sequence[Question]) -> Sequence[Answer | CamError]:
+    def answer(
+        images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
         raise ValueError("no")
 
     steps = randomised_in_steps(model, image, [question()], stages=3, seed=0, answer=answer)

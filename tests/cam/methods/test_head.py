@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchvision import models
 
 from cam import (
-    Answer,
     CamError,
     ClassTarget,
+    ExplainedImage,
     Question,
     Target,
     UnitTarget,
@@ -171,8 +171,8 @@ def test_with_the_head_nothing_changes_but_the_price(build: str, layer: str) -> 
         cheap = explain_batch(model, x, questions, head=head_of(model, layer, x[:1]))
     assert inference[-1]
     for one, other in zip(cheap, plain, strict=True):
-        assert isinstance(one, Answer)
-        assert isinstance(other, Answer)
+        assert isinstance(one, ExplainedImage)
+        assert isinstance(other, ExplainedImage)
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-4)
         for found, expected in zip(one.explanations, other.explanations, strict=True):
             assert found.target == expected.target
@@ -195,8 +195,8 @@ def test_another_layer_or_what_a_unit_says_goes_the_long_way() -> None:
         (one,), (other,) = (
             explain_batch(model, x, [question], head=given) for given in (head, None)
         )
-        assert isinstance(one, Answer)
-        assert isinstance(other, Answer)
+        assert isinstance(one, ExplainedImage)
+        assert isinstance(other, ExplainedImage)
         for found, expected in zip(one.explanations, other.explanations, strict=True):
             np.testing.assert_array_equal(found.map, expected.map)
 

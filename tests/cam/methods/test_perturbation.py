@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from cam import (
     METHODS,
-    Answer,
     ClassTarget,
+    ExplainedImage,
     Explanation,
     Question,
     Replay,
@@ -210,7 +210,7 @@ def test_opticam_stops_when_the_time_is_up() -> None:
     reading = Reading(activation="softmax")
     steps = explain_in_steps(Identity(), PHOTO[0], question, reading=reading, stop=lambda: True)
     answer = finish(steps)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ExplainedImage)
     assert [each.passes for each in answer.explanations] == [Passes(2, 200, True)] * 2
     assert "the time ran out" in answer.explanations[0].warnings[-1]
 
@@ -367,7 +367,7 @@ def test_ablationcam_runs_the_trunk_once(monkeypatch: pytest.MonkeyPatch) -> Non
     finish(steps(reading=reading))  # finds where the layer lies, once a model
     ran.clear()
     answer = finish(steps(reading=reading))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ExplainedImage)
     assert ran.count(model.get_submodule("conv1")) == 1
     # The first pass, the replay of the layer as it is, and one for all its channels.
     assert ran.count(model.get_submodule("conv2")) == 3
@@ -441,7 +441,7 @@ def stopped(method: str, after: int = 1, **asked: Any) -> Explanation:
         Identity(), PHOTO[0], question, chunk=1, stop=lambda: next(looks) >= after
     )
     answer = finish(steps)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ExplainedImage)
     (found,) = answer.explanations
     return found
 

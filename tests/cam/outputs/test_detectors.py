@@ -167,7 +167,7 @@ def test_a_batch_of_different_boxes_is_the_same_one_by_one() -> None:
     together = cam.explain_batch(model, image.repeat(3, 1, 1, 1), questions)
     layers = set()
     for target, answer in zip(targets, together, strict=True):
-        assert isinstance(answer, cam.Answer)
+        assert isinstance(answer, cam.ExplainedImage)
         (alone,) = cam.explain(model, image, target=target, layer=levels, method="odam")
         (shared,) = answer.explanations
         assert shared.layer == alone.layer

@@ -32,7 +32,7 @@ from cam.errors import (
     TargetMismatch,
     UnknownLayer,
 )
-from cam.explanation import Answer, Question
+from cam.explanation import ExplainedImage, Question
 from cam.likeness import embedding_of
 from cam.outputs.outputs import outputs_of
 from tests.cam.nets import detector, hook_count, images, segmenter, small
@@ -138,10 +138,10 @@ def test_a_box_on_logits_that_are_smaller_than_the_input() -> None:
 def test_every_shape_of_output() -> None:
     """torch-cam's and grad-cam's users meet tuples, dictionaries and objects."""
 
-    class Answer:
+    class Returned:
         logits = torch.ones(2, 3)
 
-    for raw in (torch.ones(2, 3), (torch.ones(2, 3), 0), {"out": torch.ones(2, 3)}, Answer()):
+    for raw in (torch.ones(2, 3), (torch.ones(2, 3), 0), {"out": torch.ones(2, 3)}, Returned()):
         found = outputs_of(raw)
         assert [each.kind for each in found] == ["classes"] * 2
     assert outputs_of({"out": torch.ones(1, 3, 4, 4)})[0].kind == "segments"
@@ -268,7 +268,7 @@ def test_targets_of_every_kind_in_one_batch_are_each_images_own() -> None:
     targets: list[Target] = [ClassTarget(2), UnitTarget("relu2", 1), ClassTarget(0, minus=1)]
     questions = [Question((target,), "layercam", ("relu1",)) for target in targets]
     for row, answer in enumerate(explain_batch(model, x, questions)):
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ExplainedImage)
         (alone,) = explain(
             model, x[row : row + 1], target=targets[row], method="layercam", layer="relu1"
         )

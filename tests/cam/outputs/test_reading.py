@@ -18,8 +18,8 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from cam import (
     METHODS,
-    Answer,
     ClassTarget,
+    ExplainedImage,
     Question,
     Reading,
     explain,
@@ -209,7 +209,7 @@ def test_predictions_alone_are_read_the_same_way() -> None:
     question = Question((), "gradcam", ())
     for model in (Headed(-9), Headed(-9, ending=nn.Sigmoid())):
         (answer,) = explain_batch(model, PHOTO, [question])
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ExplainedImage)
         assert answer.output.probabilities is not None
         assert answer.output.probabilities.tolist() == pytest.approx([SURE, 1 - SURE], rel=1e-3)
 
@@ -286,8 +286,8 @@ def test_the_head_of_one_logit_needs_no_graph() -> None:
     cheap = explain_batch(model, x, questions, head=head)
     plain = explain_batch(model, x, questions)
     for one, other in zip(cheap, plain, strict=True):
-        assert isinstance(one, Answer)
-        assert isinstance(other, Answer)
+        assert isinstance(one, ExplainedImage)
+        assert isinstance(other, ExplainedImage)
         for found, expected in zip(one.explanations, other.explanations, strict=True):
             assert found.target == expected.target
             assert np.abs(expected.map).max() > 0
@@ -360,8 +360,8 @@ def test_the_fast_path_reads_the_same(compiled: bool) -> None:
         )
         exact = explain_batch(model, x, [question] * 2, reading=reading)
         for one, other in zip(fast.explain(x, [question] * 2), exact, strict=True):
-            assert isinstance(one, Answer)
-            assert isinstance(other, Answer)
+            assert isinstance(one, ExplainedImage)
+            assert isinstance(other, ExplainedImage)
             (found,), (expected,) = one.explanations, other.explanations
             assert found.score == found.probability == pytest.approx(expected.score)
             np.testing.assert_allclose(found.map, expected.map, atol=1e-6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cam import Answer, ClassTarget, Question, explain_batch
+from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
 from cam.passes import cuda_graphs
@@ -62,8 +62,8 @@ def test_replays_say_what_the_model_says(headed: bool, recorded: list[str]) -> N
     found = [fast.explain(x, asked * len(x)) for x in batches]  # read after the last replay
     for x, answers in zip(batches, found, strict=True):
         for one, other in zip(answers, explain_batch(model, x, asked * len(x)), strict=True):
-            assert isinstance(one, Answer)
-            assert isinstance(other, Answer)
+            assert isinstance(one, ExplainedImage)
+            assert isinstance(other, ExplainedImage)
             np.testing.assert_allclose(one.logits, other.logits, rtol=1e-5, atol=1e-6)
             assert len(one.explanations) == 2
             for fast_map, exact in zip(one.explanations, other.explanations, strict=True):

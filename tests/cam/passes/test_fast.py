@@ -16,7 +16,7 @@ import torch
 import torchvision
 from torch import nn
 
-from cam import Answer, ClassTarget, Question, UnitTarget, explain_batch
+from cam import ClassTarget, ExplainedImage, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
@@ -45,8 +45,8 @@ def compare(fast: CompiledPath, model: nn.Module, size: int, least: float) -> No
     box = (8.0, 8.0, 40.0, 40.0) if isinstance(model(x), dict) else None
     asked = questions(fast.layer, box)
     for one, other in zip(fast.explain(x, asked), explain_batch(model, x, asked), strict=True):
-        assert isinstance(one, Answer)
-        assert isinstance(other, Answer)
+        assert isinstance(one, ExplainedImage)
+        assert isinstance(other, ExplainedImage)
         for found, expected in zip(one.explanations, other.explanations, strict=True):
             assert found.target.index == expected.target.index
             assert found.map.shape == expected.map.shape
@@ -111,7 +111,7 @@ def test_compiled_it_says_the_same() -> None:
     fast = FastPath(model, "relu2", dtype=torch.float32, sizes=[1, 4])
     compare(fast, model, 8, 0.99999)
     (alone,) = fast.explain(images(1), questions("relu2")[:1])
-    assert isinstance(alone, Answer)
+    assert isinstance(alone, ExplainedImage)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_behind_a_pooled_head_nothing_is_differentiated(compiled: bool) -> None:
     fast = FastPath(model, "relu2", dtype=torch.float32, sizes=[1, 4], compile=compiled, head=head)
     compare(fast, model, 8, 0.99999)
     (alone,) = fast.explain(images(1), questions("relu2")[:1])
-    assert isinstance(alone, Answer)
+    assert isinstance(alone, ExplainedImage)
 
 
 @pytest.mark.slow
@@ -220,8 +220,8 @@ def test_several_questions_of_each_image_take_one_forward_pass(
     ]
     assert passes == 1
     for one, other in together:
-        assert isinstance(one, Answer)
-        assert isinstance(other, Answer)
+        assert isinstance(one, ExplainedImage)
+        assert isinstance(other, ExplainedImage)
         np.testing.assert_allclose(one.logits, other.logits, rtol=1e-4, atol=1e-6)
         for found, expected in zip(one.explanations, other.explanations, strict=True):
             assert (found.method, found.target) == (expected.method, expected.target)
@@ -232,9 +232,9 @@ def test_a_failure_belongs_to_its_item_here_too() -> None:
     fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[4], compile=False)
     asked = [Question((ClassTarget(index),), "gradcam", ("relu2",)) for index in (0, 7, 1)]
     good, bad, also = fast.explain(images(3), asked)
-    assert isinstance(good, Answer)
+    assert isinstance(good, ExplainedImage)
     assert isinstance(bad, ClassOutOfRange)
-    assert isinstance(also, Answer)
+    assert isinstance(also, ExplainedImage)
 
 
 def test_a_layer_that_returns_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +284,12 @@ def test_likeness_by_hand() -> None:
     """(0, 1) with (0, 2) is 1, with (1, 0) is -1; a flat map is like no other, and two flat ones
     tell nothing."""
 
-    def answer_of(*maps: list[float]) -> Answer:
+    def answer_of(*maps: list[float]) -> ExplainedImage:
         (template,) = explain_batch(small(), images(1), questions("relu2")[:1])
-        assert isinstance(template, Answer)
+        assert isinstance(template, ExplainedImage)
         (each,) = template.explanations
         drawn = [replace(each, map=np.array([values], np.float32)) for values in maps]
-        return Answer(template.output, tuple(drawn))
+        return ExplainedImage(template.output, tuple(drawn))
 
     assert likeness(answer_of([0, 1]), answer_of([0, 2])) == pytest.approx(1)
     assert likeness(answer_of([0, 1]), answer_of([1, 0])) == pytest.approx(-1)

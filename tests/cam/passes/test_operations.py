@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cam import Answer, ClassTarget, Question, explain_batch
+from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.methods.head import pooled_head
 from cam.outputs.reading import Reading
 from cam.positions.locate import locate
@@ -43,7 +43,7 @@ def counted(model: nn.Module, count: int, question: Question, **given: Any) -> t
     explain_batch(model, x, asked, **given)  # finds out where the layer's positions lie
     with Counting() as found:
         answers = list(explain_batch(model, x, asked, **given))
-    assert all(isinstance(each, Answer) and each.explanations for each in answers)
+    assert all(isinstance(each, ExplainedImage) and each.explanations for each in answers)
     return sum(found.by_name.values()), sum(found.by_name[name] for name in READS)
 
 
@@ -100,7 +100,7 @@ def test_the_operations_of_maps_that_need_a_warning() -> None:
     question = Question((ClassTarget(),), "eigencam", ("relu2",))
     same_for_each_size(model, question, size=4)
     (answer,) = explain_batch(model, images(1, size=4), [question])
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ExplainedImage)
     assert "2 × 2 positions" in " ".join(answer.explanations[0].warnings)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cam import Answer, ClassTarget, Question, explain_batch
+from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
 from cam.outputs.reading import Reading
@@ -37,8 +37,8 @@ def test_a_package_says_what_the_model_says() -> None:
         for one, other in zip(
             path.explain(x, asked * count), explain_batch(model, x, asked * count), strict=True
         ):
-            assert isinstance(one, Answer)
-            assert isinstance(other, Answer)
+            assert isinstance(one, ExplainedImage)
+            assert isinstance(other, ExplainedImage)
             np.testing.assert_allclose(one.logits, other.logits, rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(
                 one.explanations[0].map, other.explanations[0].map, rtol=1e-4, atol=1e-6

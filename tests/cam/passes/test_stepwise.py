@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cam import METHODS, Answer, ClassTarget, Question, Reading, explain, explain_in_steps
+from cam import METHODS, ClassTarget, ExplainedImage, Question, Reading, explain, explain_in_steps
 from cam.methods.progress import Progress
 from cam.passes.stepwise import finish
 from cam.positions.locate import locate
@@ -117,7 +117,7 @@ def test_the_map_is_the_same_in_passes_of_any_size(method: str) -> None:
     found = []
     for chunk in (1, 3, 64):
         answer = finish(explain_in_steps(model, x, question, chunk=chunk))
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, ExplainedImage)
         found.append(answer)
     for answer in found[1:]:
         for one, other in zip(answer.explanations, found[0].explanations, strict=True):

@@ -20,7 +20,7 @@ from cam import Question, UnitTarget, default_layer, explain, explain_batch, sur
 from cam.drawing.heatmap import Box, resize
 from cam.drawing.placement import Placement
 from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
-from cam.explanation import Answer
+from cam.explanation import ExplainedImage
 from cam.hooks.grids import Grid
 from cam.positions.locate import declare, locate
 from cam.positions.responses import patches_of, peaks_of
@@ -449,7 +449,7 @@ def test_what_is_declared_holds_for_every_way_in() -> None:
     model, x = built(Tokens(shuffled=True)), images(1, size=40)
     declare(model, {"block*": "tokens 5 5"})
     (answer,) = explain_batch(model, x, [Question((), "gradcam", ("block",))])
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ExplainedImage)
     layers = {each.name: each for each in survey(model, x)}
     assert layers["block"].grid == Grid("tokens", 5, 5)
     assert layers["block"].explainable

@@ -15,7 +15,7 @@ import torch
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
-from cam import METHODS, Answer, ClassTarget, Question
+from cam import METHODS, ClassTarget, ExplainedImage, Question
 from cam.agreement import Fidelity
 from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
@@ -170,7 +170,7 @@ class OtherMaps(Uncompiled):
         found = super().explain(images, questions)
         for row in range(2, len(found), 4) if len(images) == 4 else ():
             answer = found[row]
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ExplainedImage)
             maps = [replace(each, map=each.map[::-1, ::-1]) for each in answer.explanations]
             found.replace(row, replace(answer, explanations=tuple(maps)))
         return found
@@ -182,7 +182,7 @@ class OtherClass(Uncompiled):
     def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         found = super().explain(images, questions)
         for row, answer in enumerate([*found]):
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ExplainedImage)
             assert answer.output.logits is not None
             logits = answer.output.logits.clone()
             ranked = logits.argsort(descending=True)
@@ -290,7 +290,9 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
                 assert logits is not None
                 assert others is not None
                 assert np.array_equal(logits, others) == same  # in bfloat16 they are others
-                alike = likeness(*(Answer(Output(), each.explanations) for each in (one, other)))
+                alike = likeness(
+                    *(ExplainedImage(Output(), each.explanations) for each in (one, other))
+                )
                 assert alike is not None
                 assert alike >= 0.98
         # Asked together each is what it is alone, and of the same class.

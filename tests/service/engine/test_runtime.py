@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.testclient import TestClient
 from torch import Tensor
 
-from cam import Answer, Question
+from cam import ExplainedImage, Question
 from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import FastPath
 from service.app import create_app
@@ -140,7 +140,7 @@ class Rounded(FastPath):
     def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer:
         found = super().explain(images, questions)
         for row, answer in enumerate([*found]):
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, ExplainedImage)
             maps = []
             for each in answer.explanations:
                 values = each.map.copy()
