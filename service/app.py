@@ -15,6 +15,8 @@ from service.http.app import make_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.journal import Journal
 
+OPERATIONS, ADAPTERS = operations(), adapters()
+
 
 def create_app(
     settings: Settings,
@@ -37,8 +39,8 @@ def create_app(
     return make_app(
         settings,
         entries,
-        operations=operations(),
-        adapters=adapters(),
+        operations=OPERATIONS,
+        adapters=ADAPTERS,
         manager=manager,
         metrics=metrics,
     )

@@ -32,8 +32,10 @@ from service.process.supervisor import supervise
 class Commands(TyperGroup):
     """The commands of the features, each of which is imported when it is asked for, and others."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *super().list_commands(ctx)]
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # `get_command` makes those of the features; typer lists them, and suggests their names.
+        self.commands = dict.fromkeys(COMMANDS) | dict(self.commands)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # typer's copy of Click is private
         if cmd_name not in COMMANDS:

@@ -5,8 +5,8 @@ caller, and what `openapi/openapi.json` says. An adapter adds to the app: routes
 such as jobs, or another way in, such as a platform's contract. A command is one of `gradcam`.
 Nothing below this package knows of a feature, and `pyproject.toml` says which of them needs which.
 
-The lists of the app are functions, because the command line and the client, which read one folder
-each, do without the packages that all of them need.
+`operations` and `adapters` are functions, so that the command line and the client import no feature
+that they do not use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A way in beside the native routes: a platform's contract, or another protocol.
+"""What a feature adds to the app: routes of other resources, or another way in, such as a protocol.
 
 An adapter is a function that takes the parts of the app and returns what it adds to the app, or
 None where the settings do not ask for it. `service.features.adapters` lists them.

@@ -90,7 +90,7 @@ def make_app(
     Args:
         entries: the configured models, which may be added again after they were removed.
         operations: what the models do with images: `service.features.operations`.
-        adapters: the ways in beside the native routes: `service.features.adapters`.
+        adapters: what else is added to the app: `service.features.adapters`.
         manager: the backend; the app enters it when it starts, and leaves it when it ends.
         metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
         counts: the counts of the whole service; by default, this process is alone.

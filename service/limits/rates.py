@@ -13,8 +13,11 @@ from time import monotonic
 from typing import Final
 
 WRITTEN: Final = re.compile(
-    r"(\d{1,8})\s*(?:/|per\b)\s*(\d{1,4})?\s*(second|minute|hour|day|month|year)s?", re.IGNORECASE
+    r"([0-9]{1,15})\s*(?:/|per)\s*([0-9]{1,9})?\s*(second|minute|hour|day|month|year)s?",
+    re.IGNORECASE,
 )
+MOST: Final = 10_000_000
+"""Largest number of requests of a rate: each takes 8 bytes."""
 SECONDS: Final = {
     "second": 1,
     "minute": 60,
@@ -38,12 +41,15 @@ class Rate:
         """Return the rate of a text like "600/minute" or "10 per 2 hours".
 
         Raises:
-            ValueError: if the text is not one rate, of at least one request in at least one period.
+            ValueError: if the text is not one rate, of 1 to `MOST` requests in at least one period.
         """
         written = WRITTEN.fullmatch(text.strip())
-        if written is None or 0 in (int(written[1]), int(written[2] or 1)):
+        if written is None:
             raise ValueError("it should be one rate, like 600/minute")
-        return cls(int(written[1]), int(written[2] or 1), written[3].lower())
+        amount, periods = int(written[1]), int(written[2] or 1)
+        if not (0 < amount <= MOST and periods):
+            raise ValueError(f"it should be 1 to {MOST} requests in 1 or more {written[3]}s")
+        return cls(amount, periods, written[3].lower())
 
     @property
     def seconds(self) -> int:

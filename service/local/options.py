@@ -12,7 +12,6 @@ import typer
 from starlette.datastructures import ImmutableMultiDict
 
 from service.core.choices import Output
-from service.core.errors import ConfigError
 from service.pipeline.instances import P
 from service.pipeline.parameters import ImageParameters
 from service.pipeline.validation import read_parameters
@@ -29,10 +28,6 @@ Method = Annotated[
     typer.Option(help="Method of class activation mapping, gradcam; repeat to compare several."),
 ]
 Folder = Annotated[Path, typer.Option(help="Folder for the pictures.")]
-Others = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="NAME=VALUE: any other parameter of the request; repeat."),
-]
 PICTURES = get_args(Output.__value__)
 """What the pictures can show. Any other `--output` is a folder, as it was before they had names."""
 Command = Callable[..., None]
@@ -105,21 +100,3 @@ def folder_of(given: dict[str, Any], folder: Path) -> Path:
         return folder
     del given["output"]
     return Path(sent[0])
-
-
-def pairs_of(given: list[str] | None) -> dict[str, str]:
-    """Return the name and the value of each NAME=VALUE.
-
-    Raises:
-        ConfigError: if one of the texts is not a NAME=VALUE; it names that text.
-    """
-    for pair in given or ():
-        if "=" not in pair:
-            raise ConfigError(f"--set {pair}: it should be NAME=VALUE")
-    return {name: value for name, _, value in (pair.partition("=") for pair in given or ())}
-
-
-def one_or_more(given: list[str] | None, default: str) -> str | list[str]:
-    """Return the values of an option that may be repeated; a single value is returned alone."""
-    values = given or [default]
-    return values[0] if len(values) == 1 else values

@@ -18,6 +18,8 @@ from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
 from service.process.server import run as serve
 from service.rpc.client import RemoteBackend
 
+OPERATIONS, ADAPTERS = operations(), adapters()
+
 
 def run(
     settings: Settings,
@@ -42,8 +44,8 @@ def run(
         return make_app(
             settings,
             entries,
-            operations=operations(),
-            adapters=adapters(),
+            operations=OPERATIONS,
+            adapters=ADAPTERS,
             manager=RemoteBackend(str(folder / ENGINE), metrics),
             metrics=metrics,
             counts=SharedCounts(folder / COUNTS, number),

@@ -46,6 +46,8 @@ class Codec:
 
     def __init__(self, classes: Iterable[Any]) -> None:
         known = {(class_.__module__, class_.__qualname__): class_ for class_ in classes}
+        self.classes: Final = known
+        """What a message may name, by module and name."""
 
         class Unpickler(pickle.Unpickler):
             def find_class(self, module: str, name: str) -> Any:

@@ -138,7 +138,7 @@ def _of(kind: type[Any]) -> Iterator[type[Any]]:
 
 def _consist_of(types: Iterator[Any] | list[Any]) -> set[type[Any]]:
     """Return the data classes, named tuples and enumerations among types, and those that their
-    fields consist of."""
+    fields consist of, but for classes with a pickle of their own."""
     found: set[type[Any]] = set()
     left = list(types)
     while left:
@@ -150,11 +150,8 @@ def _consist_of(types: Iterator[Any] | list[Any]) -> set[type[Any]]:
         class_ = get_origin(one) or one
         if not isinstance(class_, type) or class_ in found:
             continue
-        if (
-            dataclasses.is_dataclass(class_)
-            or issubclass(class_, Enum)
-            or hasattr(class_, "_fields")
-        ):
+        plain = dataclasses.is_dataclass(class_) and class_.__reduce__ is object.__reduce__
+        if plain or issubclass(class_, Enum) or hasattr(class_, "_fields"):
             found.add(class_)
             left += get_type_hints(class_).values()
     return found

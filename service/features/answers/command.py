@@ -15,9 +15,7 @@ from service.local.options import (
     Folder,
     Model,
     Models,
-    Others,
     folder_of,
-    pairs_of,
     parameters_of,
     with_parameters,
 )
@@ -29,14 +27,13 @@ def command(
     given: dict[str, Any],
     model: Model = None,
     folder: Folder = Path("explanations"),
-    other: Others = None,
     models: Models = None,
 ) -> None:
     """Ask a vision-language model about photos without a server: prints each word with its
     evidence, and writes a picture of where the model sees it, and the answer as JSON."""
     settings = read_settings(os.environ, models=models)
     folder = folder_of(given, folder)
-    parameters = parameters_of(AnswerParameters, {**given, **pairs_of(other)})
+    parameters = parameters_of(AnswerParameters, given)
     if not parameters.question.strip():
         raise InvalidParameter("a question is needed, as in --question 'what is in the picture?'")
     from service.features.answers.files import answer_files

@@ -13,7 +13,7 @@ from service.features.audit.measurement import AuditMeasurement
 from service.features.audit.plan import plan_of
 from service.features.audit.routes import AUDIT, make_audits_router
 from service.features.jobs.adapter import MakeRoutes
-from service.features.jobs.executor import ItemExecutor, JobKind
+from service.features.jobs.executor import ItemExecutor, KindOfJob
 from service.features.jobs.records import Leased
 from service.models.preprocessing import ModelInput
 
@@ -28,7 +28,7 @@ SAME: Final = (
 )
 
 
-def audits() -> tuple[JobKind, MakeRoutes]:
+def audits() -> tuple[KindOfJob, MakeRoutes]:
     """Return the kind of one app, and what returns its routes."""
     neighbours: LRUCache[str, Neighbours] = LRUCache(KEPT)
 
@@ -45,7 +45,7 @@ def audits() -> tuple[JobKind, MakeRoutes]:
         record = await measurement.measure(item.number, item.id, seen, sent, warnings)
         return await executor.pool.run(lambda: dump(record))
 
-    kind = JobKind(
+    kind = KindOfJob(
         name=AUDIT,
         folder="audits",
         answer=measure,

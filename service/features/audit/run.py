@@ -1,4 +1,4 @@
-"""The command `gradcam audit`, which measures methods on photos and goes on where it stopped."""
+"""An audit of photos without a server, which goes on where it stopped."""
 
 from __future__ import annotations
 

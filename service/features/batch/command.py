@@ -18,10 +18,7 @@ from service.local.options import (
     Method,
     Model,
     Models,
-    Others,
     Target,
-    one_or_more,
-    pairs_of,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +43,10 @@ def command(
     method: Method = None,
     layer: Layer = None,
     fit: Fit = "auto",
-    other: Others = None,
+    other: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE: any other parameter of :explain; repeat."),
+    ] = None,
     pictures: Annotated[str, typer.Option(help="jpg, png, webp, or none.")] = "jpg",
     report: Annotated[
         Path | None, typer.Option(help="A page to write: thumbnails, mean maps, failures.")
@@ -64,7 +64,7 @@ def command(
     of all."""
     settings = read_settings(os.environ, models=models)
     given: dict[str, Any] = {
-        "method": one_or_more(method, "gradcam"),
+        "method": _one_or_more(method, "gradcam"),
         "layer": layer or "auto",
         "fit": fit,
     }
@@ -73,7 +73,7 @@ def command(
     from service.features.batch.configuration import RunConfiguration
     from service.features.batch.run import Run, batch
 
-    configuration = RunConfiguration({**given, **pairs_of(other)}, output, pictures)
+    configuration = RunConfiguration({**given, **_pairs_of(other)}, output, pictures)
     run = Run(source, settings, configuration, model, retry_failed)
     explain = None if ray is None else _on_ray(ray)
     end_after(lambda: batch(run, report=report, explain=explain))
@@ -92,3 +92,21 @@ def _on_ray(address: str) -> Explainer:
             raise
         raise ConfigError("--ray needs Ray: pip install 'gradcam-service[ray]'") from None
     return partial(explain_on_ray, address=address)
+
+
+def _pairs_of(given: list[str] | None) -> dict[str, str]:
+    """Return the name and the value of each NAME=VALUE.
+
+    Raises:
+        ConfigError: if one of the texts is not a NAME=VALUE; it names that text.
+    """
+    for pair in given or ():
+        if "=" not in pair:
+            raise ConfigError(f"--set {pair}: it should be NAME=VALUE")
+    return {name: value for name, _, value in (pair.partition("=") for pair in given or ())}
+
+
+def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
+    """Return the values of an option that may be repeated; a single value is returned alone."""
+    values = given or [default]
+    return values[0] if len(values) == 1 else values

@@ -1,4 +1,4 @@
-"""The command `gradcam batch`, which explains many images and continues where it stopped."""
+"""A batch of images that are explained without a server, which goes on where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `gradcam reference`, which fixes what the maps of good photos are like."""
+"""A reference: what the maps of good photos are like."""
 
 from __future__ import annotations
 

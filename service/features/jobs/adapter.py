@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
-from service.features.jobs.executor import JobKind
+from service.features.jobs.executor import KindOfJob
 from service.features.jobs.host import Jobs
 from service.features.jobs.routes import make_jobs_router
 from service.http.adapter import Adapter, Added, Parts
@@ -14,7 +14,7 @@ from service.http.adapter import Adapter, Added, Parts
 MakeRoutes = Callable[[Jobs], APIRouter]
 
 
-def jobs(*kinds: Callable[[], tuple[JobKind, MakeRoutes]]) -> Adapter:
+def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
     """Return what adds jobs of these kinds and of `explain` to the app. The components that process
     them are open while the app runs; the first process of a service processes their images.
 

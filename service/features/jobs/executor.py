@@ -50,7 +50,7 @@ class ItemExecutor:
 
     def __init__(
         self,
-        kinds: Mapping[str, JobKind],
+        kinds: Mapping[str, KindOfJob],
         *,
         manager: Backend,
         pipeline: Pipeline,
@@ -151,18 +151,18 @@ class Withdrawn(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class JobKind:
+class KindOfJob:
     """What is done with each image of a job.
 
     Args:
-        name: of the kind, as the tables have it.
-        folder: of the jobs' addresses.
+        name: the kind's name, in the database and in `kind` of a job's description.
+        folder: the part of a job's address after /v1/.
         answer: returns the bytes of an item's file, by the executor and the item. It may raise what
             `ItemExecutor.answer` handles.
         check: raises the problem of parameters that do not suit a model, or a number of images.
         shared: name of a parameter that no item may have of its own → the reason.
-        at_once: largest number of items at once, of all models; they then take no place of items of
-            other kinds. None: they take places of their model.
+        at_once: largest number of items in progress, of all models. Such items do not count for the
+            limit of each model's items; None: they count, and there is no other limit.
         instead: says of a job (by its id) why it has no maps, and where its results are; None if
             its results are maps.
         forget: called with the id of a job that is no longer processed.
@@ -199,7 +199,7 @@ async def _explain(executor: ItemExecutor, item: Leased) -> bytes:
     return await executor.pool.run(lambda: stored(answer, [record for _, record in drawn]))
 
 
-EXPLAIN: Final = JobKind(
+EXPLAIN: Final = KindOfJob(
     name="explain",
     folder="jobs",
     answer=_explain,

@@ -24,7 +24,7 @@ from service.core.settings import Settings
 from service.features.jobs.clusters import Clusterings
 from service.features.jobs.database import Database
 from service.features.jobs.errors import unwritable
-from service.features.jobs.executor import EXPLAIN, ItemExecutor, JobKind
+from service.features.jobs.executor import EXPLAIN, ItemExecutor, KindOfJob
 from service.features.jobs.intake import Intake
 from service.features.jobs.janitor import Janitor, enlisted
 from service.features.jobs.job_files import Folder
@@ -58,8 +58,13 @@ class JobService:
     runner: Runner
     pool: Pool
     manager: Backend
-    kinds: Mapping[str, JobKind]
+    kinds: Mapping[str, KindOfJob]
     retention_seconds: float
+
+    def instead(self, job: Job) -> str | None:
+        """Return why a job has no maps, and where its results are; None if it has maps."""
+        kind = self.kinds.get(job.kind)
+        return kind.instead(job.id) if kind and kind.instead else None
 
     async def describe(self, job: Job) -> JobDocument:
         rate = await self.pool.run(lambda: self.result_store.speed(job))
@@ -70,6 +75,8 @@ class JobService:
     def _stalled(self, job: Job) -> str | None:
         if self.manager.draining:
             return "the service is shutting down"
+        if job.kind not in self.kinds:
+            return f"this service has no jobs of the kind {job.kind!r}"
         if job.model not in self.manager.names:
             return f"there is no model {job.model!r} any more"
         if not self.manager.model_ready(job.model):
@@ -103,7 +110,7 @@ class Jobs:
         body_budget: BodyBudget,
         settings: Settings,
         metrics: Metrics,
-        kinds: Sequence[JobKind] = (),
+        kinds: Sequence[KindOfJob] = (),
         works: bool = True,
     ) -> None:
         self._works = works

@@ -24,7 +24,7 @@ from service.core.pool import Pool
 from service.core.settings import Settings
 from service.features.jobs.collector import Collector
 from service.features.jobs.errors import no_room
-from service.features.jobs.executor import JobKind
+from service.features.jobs.executor import KindOfJob
 from service.features.jobs.job_files import Folder
 from service.features.jobs.listing import Listing
 from service.features.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
@@ -79,7 +79,7 @@ class Intake:
         self._pool = pool
         self._undone: set[str] = set()
 
-    async def receive(self, request: Request, owner: str, kind: JobKind) -> Job:
+    async def receive(self, request: Request, owner: str, kind: KindOfJob) -> Job:
         """Read a job from a request. When this returns, the job is on the disk and accepted.
 
         Args:
@@ -113,7 +113,7 @@ class Intake:
                 await asyncio.shield(self._run(lambda: self._discard(job)))
 
     async def _read(
-        self, request: Request, job: str, draft: NewJob, kind: JobKind, room: int
+        self, request: Request, job: str, draft: NewJob, kind: KindOfJob, room: int
     ) -> dict[str, Any]:
         """Store the request's images on the disk and return the arguments of `Submissions.accept`,
         without the job's id."""
@@ -152,7 +152,7 @@ class Intake:
                 "warnings": collector.warnings,
             }
 
-    def _asked(self, draft: NewJob, reader: Reader, kind: JobKind, total: int) -> NewJob:
+    def _asked(self, draft: NewJob, reader: Reader, kind: KindOfJob, total: int) -> NewJob:
         """Combine the parameters of the query and of the body, which takes precedence.
 
         Args:

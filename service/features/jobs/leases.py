@@ -82,8 +82,8 @@ class Store:
 
         Args:
             models: names and fingerprints of the models that are ready.
-            kinds: largest number of items of a job of each kind; jobs of kinds that have none are
-                passed over. None for `most` of any kind.
+            kinds: name of a kind → largest number of items of a job of that kind. Jobs of a kind
+                with 0, or without a number, are passed over. None: `most` of any kind.
             places: returns the number of places that an item takes.
 
         Raises:

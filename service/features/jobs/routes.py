@@ -287,10 +287,9 @@ class JobRoutes:
         choose(request.headers.get("accept"), [media_type])
         known = await find_job(place, job, request)
         await _must_have_ended(place, known)
-        instead = place.kinds[known.kind].instead
-        if instead and form == "parquet":
+        if form == "parquet" and (instead := place.instead(known)):
             raise InvalidParameter(
-                f"a Parquet file holds maps; {instead(job)}, format=zip has its records",
+                f"{instead}; a Parquet file holds maps, so take format=zip",
                 pointer="/query/format",
             )
         pack = zipped if form == "zip" else parquet
@@ -303,8 +302,8 @@ class JobRoutes:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, CSV])
         known = await find_job(place, job, request)
-        if instead := place.kinds[known.kind].instead:
-            raise NoMaps(instead(job))
+        if instead := place.instead(known):
+            raise NoMaps(instead)
         await _must_have_ended(place, known)
         if self._places.locked():
             raise QueueFull(

@@ -15,10 +15,12 @@ import grimp
 import pytest
 from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 import service.features
 from service import app
 from service.backend.interface import Listener
+from service.cli.main import cli
 from service.core.schemas import FailedInstance
 from service.core.settings import Settings
 from service.features import COMMANDS, adapters, operations
@@ -90,7 +92,7 @@ MEASURE = Operation(
 @pytest.fixture(scope="module")
 def extended() -> Iterator[TestClient]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "operations", lambda: (PREDICT, MEASURE))
+        patch.setattr(app, "OPERATIONS", (PREDICT, MEASURE))
         with running_app(Settings()) as client:
             yield client
 
@@ -101,6 +103,13 @@ def test_the_lists_have_each_folder() -> None:
     listed = {module.split(".")[2] for module in [*modules, *COMMANDS.values()]}
     assert listed | LIBRARIES == FOLDERS
     assert len({operation.name for operation in operations()}) == len(operations())
+
+
+def test_a_mistyped_command_is_told_apart() -> None:
+    for typed, meant in (("explan", "explain"), ("audti", "audit"), ("serv", "serve")):
+        said = CliRunner().invoke(cli, [typed])
+        assert said.exit_code == 2
+        assert f"Did you mean '{meant}'" in " ".join(said.output.split())
 
 
 def test_an_operation_is_added(extended: TestClient, cat: bytes) -> None:

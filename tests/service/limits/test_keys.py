@@ -137,9 +137,10 @@ MISTAKES: dict[str, tuple[str, list[str]]] = {
         ["entry 1", "expires", "a date"],
     ),
     "lists in lists": ("x = " + "[" * 20_000, ["is not TOML"]),
-    "no requests": (f"{ENTRY}rate = '0/minute'", ["entry 1", "rate", "600/minute"]),
-    "no time": (f"{ENTRY}rate = '3/0 hours'", ["entry 1", "rate"]),
-    "a rate of no memory": (f"{ENTRY}rate = '100000000000/day'", ["entry 1", "rate"]),
+    "no requests": (f"{ENTRY}rate = '0/minute'", ["entry 1", "rate", "1 to 10000000 requests"]),
+    "no time": (f"{ENTRY}rate = '3/0 hours'", ["entry 1", "rate", "1 or more hours"]),
+    "a rate of no memory": (f"{ENTRY}rate = '99999999/day'", ["entry 1", "rate", "10000000"]),
+    "digits of another script": (f"{ENTRY}rate = '٣/minute'", ["entry 1", "rate"]),
     "two rates": (f"{ENTRY}rate = '9/minute;99/hour'", ["entry 1", "rate"]),
 }
 

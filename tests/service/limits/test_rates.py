@@ -98,6 +98,8 @@ def test_two_processes_admit_no_more_than_one(tmp_path: Path) -> None:
         ("3 / Day", 3, 86_400),
         ("1/30seconds", 1, 30),
         ("5 per year", 5, 360 * 86_400),
+        ("1000 per 86400 seconds", 1000, 86_400),
+        ("7 perhour", 7, 3600),
     ],
 )
 def test_rates_that_are_written(text: str, amount: int, seconds: int) -> None:

@@ -27,10 +27,10 @@ def test_a_switch_that_is_on_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) 
         return 0
 
     monkeypatch.setattr("service.features.answers.files.answer_files", noted)
-    for switches in ([], ["--no-evidence"], ["--set", "evidence=false"]):
+    for switches in ([], ["--no-evidence"]):
         arguments = ["answer", "a.jpg", "--question", "which?", *switches]
         assert CliRunner().invoke(cli, arguments).exit_code == 0
-    assert [each.evidence for each in seen] == [True, False, False]
+    assert [each.evidence for each in seen] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_a_switch_that_is_on_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) 
         (["--question", " "], "a question is needed"),
         (["--question", "which?", "--method", "tim"], "method"),
         (["--question", "which?", "--alternatives", "99"], "alternatives"),
-        (["--question", "which?", "--set", "color=red"], "color"),
     ],
 )
 def test_mistakes(arguments: list[str], words: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from cam import spearman
-from service.features.batch import run as command
+from service.features.batch import run as module
 from service.loading.served_model import load
 from tests.cam.nets import small
 from tests.service.conftest import noise
@@ -402,7 +402,7 @@ def test_a_full_disk_stops_it_with_a_sentence_and_it_goes_on_when_there_is_room(
     form: str,
     part_rows: int,
 ) -> None:
-    monkeypatch.setattr(command, "PART_ROWS", part_rows)
+    monkeypatch.setattr(module, "PART_ROWS", part_rows)
     folder, disk = small_photos(tmp_path / "photos", 40, size=100), tmp_path / "disk"
     line = (folder, "--output", disk / "out", "--models", models, "--pictures", form)
     with mounted(disk, "256k"):

@@ -33,25 +33,31 @@ class Desk:
     result_store: ResultStore
     folder: Folder
 
-    def begun(self, count: int, runner: str = "receiver", key: str | None = None) -> str:
+    def begun(
+        self,
+        count: int,
+        runner: str = "receiver",
+        key: str | None = None,
+        kind: str = "explain",
+    ) -> str:
         """A job that is on its way in."""
-        draft = self.draft(key)
+        draft = self.draft(key, kind)
         job = self.submissions.begin(runner, draft)
         self.submissions.add(
             job, 0, [NewItem(f"item {n}", {"path": f"{n}.png"}) for n in range(count)]
         )
         return job
 
-    def draft(self, key: str | None = None) -> NewJob:
-        return NewJob(*MODEL, Parameters(), "", key)
+    def draft(self, key: str | None = None, kind: str = "explain") -> NewJob:
+        return NewJob(*MODEL, Parameters(), "", key, kind)
 
-    def accepted(self, job: str, count: int, key: str | None = None) -> Job:
+    def accepted(self, job: str, count: int, key: str | None = None, kind: str = "explain") -> Job:
         return self.submissions.accept(
-            job, self.draft(key), total=count, size=0, digest="same", warnings=()
+            job, self.draft(key, kind), total=count, size=0, digest="same", warnings=()
         )
 
-    def job(self, count: int, key: str | None = None) -> Job:
-        return self.accepted(self.begun(count, key=key), count, key)
+    def job(self, count: int, key: str | None = None, kind: str = "explain") -> Job:
+        return self.accepted(self.begun(count, key=key, kind=kind), count, key, kind)
 
     def lease(self, runner: str, most: int = 16) -> list[Leased]:
         return self.store.lease(runner, [MODEL], most)

@@ -272,6 +272,21 @@ def test_a_large_job_does_not_wait_for_all_the_small_ones(desk: Desk) -> None:
     assert [turn + 1 for turn, job in enumerate(turns) if job == large.id] == [1, 3, 6, 10]
 
 
+def test_a_kind_of_jobs_has_items_as_many_as_there_is_room_for(desk: Desk) -> None:
+    audit = desk.job(5, kind="audit")
+    job = desk.job(5)
+
+    def lease(**kinds: int) -> list[tuple[str, int]]:
+        leased = desk.store.lease("a", [MODEL], 16, kinds)
+        return [(item.job, item.number) for item in leased]
+
+    assert lease(explain=16, audit=2) == [(audit.id, 0), (audit.id, 1)]
+    assert lease(explain=3, audit=0) == [(job.id, 0), (job.id, 1), (job.id, 2)]
+    assert lease(explain=16) == [(job.id, 3), (job.id, 4)]
+    assert lease(explain=16) == []  # the audit's kind is not known
+    assert lease(explain=16, audit=2) == [(audit.id, 2), (audit.id, 3)]
+
+
 def test_only_a_ready_model_with_the_same_weights_gets_items(desk: Desk) -> None:
     desk.job(2)
     assert desk.store.lease("a", [("m", "other")], 5) == []

@@ -66,9 +66,9 @@ def test_what_is_checked_in_is_built_of_the_sources(tmp_path: Path) -> None:
     for name in ("package.json", "package-lock.json", "tsconfig.json", "build.mjs"):
         shutil.copy(STUDIO / name, place)
     shutil.copytree(STUDIO / "source", place / "source")
-    insights = tmp_path / "insights"
-    insights.mkdir()
-    shutil.copy(STUDIO.parents[1] / "insights" / "base.css", insights)  # the reports' palette, too
+    palette = Path("features", "report", "base.css")  # that of the reports, too
+    (tmp_path / palette).parent.mkdir(parents=True)
+    shutil.copy(STUDIO.parents[1] / palette, tmp_path / palette)
     install = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
     done = subprocess.run(install, cwd=place, capture_output=True, text=True)
     if done.returncode:
