@@ -1,7 +1,7 @@
 """Where one request's time goes.
 
     python -m bench.request_time [--mode exact] [--accept image/png] [--requests 60]
-                            [--flame bench/results/flame.svg]
+                            [--flame FILE]
 
 ResNet-50 with seeded weights, a 640 × 480 JPEG in, an overlay out, one client. The service runs in
 this process, a stop-watch around each of its steps; what no step accounts for is HTTP, threads and

@@ -6,7 +6,7 @@ import { Asking, stepAnswerMethod } from "./asking";
 import { Classes } from "./classes";
 import { Beside } from "./beside";
 import { Inside } from "./inside";
-import { Judgement } from "./judgement";
+import { Judgement, scores } from "./judgement";
 import { Comparison, compare } from "./comparison";
 import { Looks, Settings, setMethod, stepLayer } from "./settings";
 import { Stage } from "./stage";
@@ -67,6 +67,9 @@ function Strip() {
   </div>;
 }
 
+/** Least probability of the first class at which nothing is said of it. */
+const SURE = 0.7;
+
 function Warnings() {
   // An answer without a word has no map, and may have warnings.
   const made = shown.value, of = made?.explanation ?? answer.value?.answer, time = made ?? answer.value;
@@ -76,10 +79,12 @@ function Warnings() {
   const all = [...(blind && !answers.value && !of.warnings.some((each) => each.includes("class")) ? [blind] : []),
     ...of.warnings];
   const { passes, layer, layer_reason: reason } = made?.explanation ?? {};
+  const [first] = made?.prediction.classes ?? [], share = first?.probability ?? 1;
+  if (share < SURE) all.push(words.unsure(share.toFixed(2)));
   return <section class="card" aria-labelledby="warnings-heading">
     <h2 id="warnings-heading">{words.warnings}</h2>
     {all.length ? <ul class="warnings">{all.map((each) => <li key={each}>{each}</li>)}</ul>
-      : <p class="soft">{words.none}</p>}
+      : <p class="soft">{words.none}{first && !scores.value && ` ${words.notJudged}`}</p>}
     <p class="soft" id="time" role="status">
       {of.method}{layer && ` at ${layer}`}{reason && ` (${reason})`}.{" "}
       {passes && `${words.passes(passes.made, passes.of)}. `}
@@ -187,9 +192,9 @@ export function App() {
       </div>
       <div class="right" aria-busy={busy.value}>
         {asks ? <Asking /> : photo.value && <Classes />}
+        <Settings />
         <Warnings />
         {!asks && <Judgement />}
-        <Settings />
         <TakeAlong />
       </div>
     </main>}

@@ -6,6 +6,8 @@ import { NOTHING, choice, choose, method, model, shown } from "./view";
 import { words } from "./words";
 
 const FOUND = 30;
+/** Classes that are less probable are folded away. */
+const LEAST = 0.005;
 const named = ({ index, label }: LabelledClass) => label ?? `${index}`;
 
 /** Classes, values, segments or boxes of a prediction, each with the number that stands beside it. */
@@ -53,8 +55,9 @@ function Detections() {
 }
 
 export function Classes() {
-  const text = useSignal("");
-  const now = model.value, all = entries();
+  const text = useSignal(""), every = useSignal(false);
+  const now = model.value, all = entries(), explained = shown.value?.explanation.target.index;
+  const likely = all.filter(({ index, share }) => share === undefined || share >= LEAST || index === explained);
   if (!now) return null;
   const wanted = text.value.trim().toLowerCase();
   const matches = wanted
@@ -74,20 +77,22 @@ export function Classes() {
     {unit && <p>{words.unit(unit)} <button type="button" class="quiet"
       onClick={() => choose(NOTHING)}>{words.back}</button></p>}
     <ol id={now.kind === "detections" && !wanted ? undefined : "classes"} hidden={now.kind === "detections" && !wanted}>
-      {(wanted ? matches.slice(0, FOUND) : all).map((entry, at) =>
-        <Chip key={entry.index} entry={entry} at={at} />)}
+      {(wanted ? matches.slice(0, FOUND) : every.value ? all : likely).map((entry) =>
+        <Chip key={entry.index} entry={entry} at={wanted ? FOUND : all.indexOf(entry)} />)}
     </ol>
+    {!wanted && all.length > likely.length && <button type="button" class="quiet" id="more"
+      aria-expanded={every.value} onClick={() => { every.value = !every.value; }}>
+      {every.value ? words.fewer : words.more(all.length - likely.length)}</button>}
     {wanted && !matches.length && <p class="soft">{words.noMatch(text.value)}</p>}
     {now.kind === "classes" && all.length > 0 && <div class="row">
       <label>{words.contrast} <select id="minus" title={words.contrastHint} value={minus ?? ""}
         onChange={({ currentTarget: { value } }) => {
-          const explained = target ?? shown.value?.explanation.target.index;
-          choose({ minus: value === "" ? undefined : Number(value), target: explained });
+          choose({ minus: value === "" ? undefined : Number(value), target: target ?? explained });
         }}>
         <option value="">{words.contrastNone}</option>
         {minus !== undefined && !all.some(({ index }) => index === minus) &&
           <option value={minus}>{label(minus)}</option>}
-        {all.filter(({ index }) => index !== shown.value?.explanation.target.index)
+        {all.filter(({ index }) => index !== explained)
           .map(({ index, label }) => <option key={index} value={index}>{label}</option>)}
       </select></label>
       <label><input type="checkbox" checked={against}

@@ -8,7 +8,7 @@ import { busy, choice, choose, model, parametersOf, photo, shown } from "./view"
 import { words } from "./words";
 
 const METRICS = "insertion,deletion,stability";
-const scores = signal<Record<string, api.Score> | null>(null), problem = signal("");
+export const scores = signal<Record<string, api.Score> | null>(null), problem = signal("");
 const step = signal<api.Step | null>(null), asking = signal<AbortController | null>(null);
 const film = signal<Metric | null>(null);
 

@@ -2,12 +2,12 @@
 
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
-import type { Box } from "./api";
+import type { Box, LabelledClass } from "./api";
 import { colormapOf, paint, table, type Look } from "./colours";
 import type { Picture } from "./photos";
 import { Mark, MarkButton, MarkShare } from "./mark";
 import { place, type Heat } from "./smallmap";
-import { NOTHING, busy, choice, choose, isBright, look, photo, picture, progress, shown, type Shown } from "./view";
+import { NOTHING, answers, busy, choice, choose, isBright, look, model, photo, picture, progress, shown, type Shown } from "./view";
 import { words } from "./words";
 
 /** Height of the picture, in hundredths of the window. */
@@ -66,6 +66,18 @@ function ColourBar({ look, signed }: { look: Look; signed: boolean }) {
   </p>;
 }
 
+/** What is shown, in one sentence. */
+function Told({ made }: { made: Shown }) {
+  const { target, method, layer } = made.explanation, { unit, fit } = choice.value, now = model.value;
+  if (!now || answers.value) return null;
+  const nameOf = ({ label, index }: LabelledClass) => label ?? `${index}`;
+  const minus = target.minus && nameOf(target.minus);
+  const seen = fit === "auto" ? now.input.default_fit : fit as keyof typeof words.fits;
+  return <p id="told"><strong>
+    {unit ? words.whyUnit(unit) : words.why(nameOf(target), minus, Boolean(target.against))}
+  </strong>{" "}<span class="soft">{words.how(method, layer, words.fits[seen])}</span></p>;
+}
+
 export function Stage() {
   const canvas = useRef<HTMLCanvasElement>(null);
   const original = useSignal(false);
@@ -91,6 +103,7 @@ export function Stage() {
   const percent = (value: number, of: number) => `${(100 * value) / of}%`;
   const name = made?.explanation.target.label ?? made?.explanation.target.index ?? "";
   return <figure class={busy.value ? "stage busy" : "stage"}>
+    {made && <Told made={made} />}
     <div class="picture" style={{
       width: `min(100%, ${(TALLEST * now.bitmap.width) / now.bitmap.height}vh)` }}>
       <canvas ref={canvas} id="picture" role="img"

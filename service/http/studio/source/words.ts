@@ -16,6 +16,8 @@ export const words = {
   values: "What it computes",
   detections: "What it finds",
   search: "Search all classes",
+  more: (count: number) => `${count} more, below 0.005`,
+  fewer: "Fewer",
   noMatch: (text: string) => `No class has “${text}” in its name.`,
   contrast: "and not",
   contrastNone: "nothing else",
@@ -135,8 +137,14 @@ export const words = {
   nothing: "The map is the same everywhere: nothing can be seen in it.",
   runs: (name: string, device: string, dtype: string, size?: { width: number; height: number }) =>
     `${name} on ${device}, ${dtype}${size ? `, ${size.width} × ${size.height} pixels in` : ""}`,
+  why: (label: string, minus: string | undefined, against: boolean) =>
+    `${against ? "What speaks against" : "Why"} “${label}”${minus ? ` and not “${minus}”` : ""}`,
+  whyUnit: (unit: string) => `Why channel ${unit.replace("@", " of ")} is active`,
+  how: (method: string, layer: string, fit: string) => `${method}${layer && ` at ${layer}`}, ${fit}`,
   warnings: "Before you believe it",
   none: "No warning.",
+  notJudged: "The map is not judged yet.",
+  unsure: (share: string) => `The model is unsure: its first class has ${share}.`,
   classBlind: "This method shows the same map for every class.",
   weak: "This map hardly depends on the class.",
   compareLayers: "Methods × layers",

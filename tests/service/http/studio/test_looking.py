@@ -20,6 +20,7 @@ from tests.service.http.studio.browsing import (
     drawn,
     explained,
     is_alike,
+    judged,
     pixels_of,
     served,
     state,
@@ -100,6 +101,60 @@ def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes
     target = json.dumps({"index": 285, "minus": 282})
     theirs = served(address, cat, fit="squash", output="overlay", target=target)
     assert is_alike(drawn(page), theirs)
+
+
+def test_what_is_shown_is_said_in_one_sentence(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    told = page.locator("#told")
+    expect(told).to_have_text("Why “Egyptian cat” gradcam at bn2, the whole photo, squashed")
+    page.locator("#minus").select_option("282")
+    expect(told).to_contain_text("Why “Egyptian cat” and not “tiger cat”")
+    page.get_by_label("What speaks against it").check()
+    expect(told).to_contain_text("What speaks against “Egyptian cat” and not “tiger cat”")
+    page.locator("#fit").select_option("crop")
+    expect(told).to_contain_text("a centre crop")
+
+
+def test_what_is_chosen_stands_above_the_fold(page: Page, cat: bytes) -> None:
+    page.set_viewport_size({"width": 1280, "height": 800})
+    take(page, cat)
+    explained(page)
+    for name in ("#told", "#picture", "#classes", "#model", "#method", "#layer"):
+        box = page.locator(name).bounding_box()
+        assert box
+        assert box["y"] + box["height"] <= 800, name
+
+
+def test_improbable_classes_are_folded_away(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    rows, more = page.locator("#classes button"), page.locator("#more")
+    shares = [float(text) for text in rows.locator(".number").all_inner_texts()]
+    assert 0 < len(shares) < 10
+    assert min(shares) >= 0.005
+    expect(more).to_have_text(f"{10 - len(shares)} more, below 0.005")
+    page.locator("h1").click()
+    page.keyboard.press("9")  # it is explained, and so it is shown
+    expect(rows.nth(len(shares))).to_have_attribute("aria-pressed", "true")
+    expect(rows.nth(len(shares)).locator(".key")).to_have_text("9")
+    more.click()
+    expect(rows).to_have_count(10)
+    more.click()
+    expect(rows).to_have_count(len(shares) + 1)
+
+
+def test_what_is_known_of_a_map_is_said(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    warnings = page.locator("section", has=page.get_by_role("heading", name="Before you believe"))
+    expect(warnings).to_contain_text("No warning. The map is not judged yet.")
+    judged(page)
+    expect(warnings).not_to_contain_text("not judged")
+    page.get_by_role("button", name="Remove photo").click()
+    take(page, encoded(noise(300, 200)), name="noise")
+    explained(page)
+    expect(warnings).to_contain_text("The model is unsure: its first class has 0.")
 
 
 def test_keys_choose_class_method_layer_and_view(page: Page, cat: bytes) -> None:
