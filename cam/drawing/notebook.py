@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.drawing.heatmap import Float, minmax, resize, symmetric
-from cam.drawing.overlay import Picture, colorize, overlay
+from cam.drawing.overlay import USUAL, USUAL_SIGNED, Picture, colorize, overlay
 from cam.drawing.panel import GAP, panel
 
 SIDE = 224
@@ -60,7 +60,7 @@ def drawn(
     Returns:
         RGB uint8 (H', W', 3) on white.
     """
-    colormap = "coolwarm" if signed else "turbo"
+    colormap = USUAL_SIGNED if signed else USUAL
     ends = ("for", "against") if signed else ("high", "low")
     factor = SIDE / max(values.shape)
     alone = tuple(max(round(factor * side), 1) for side in values.shape)

@@ -27,6 +27,11 @@ _OPENCV: Final[dict[str, int]] = {
     "bone": cv2.COLORMAP_BONE,
 }
 
+USUAL: Final = "turbo"
+"""The colour map of a map for which none is chosen."""
+USUAL_SIGNED: Final = "coolwarm"
+"""The same of a signed map: its middle, where there is no evidence, is neutral."""
+
 DISTINCT: Final = (
     (31, 119, 180),
     (255, 127, 14),
@@ -89,7 +94,7 @@ def grayscale(heatmap: Float) -> Picture:
     return cv2.convertScaleAbs(np.maximum(heatmap, 0), alpha=255).astype(np.uint8, copy=False)
 
 
-def colorize(heatmap: Float, colormap: str = "turbo") -> Picture:
+def colorize(heatmap: Float, colormap: str = USUAL) -> Picture:
     """Convert a heatmap in 0 … 1, (H, W), to RGB uint8 (H, W, 3).
 
     Raises:
@@ -103,7 +108,7 @@ def colorize(heatmap: Float, colormap: str = "turbo") -> Picture:
 
 
 def overlay(
-    picture: Picture, heatmap: Float, *, colormap: str = "turbo", opacity: float = 0.5
+    picture: Picture, heatmap: Float, *, colormap: str = USUAL, opacity: float = 0.5
 ) -> Picture:
     """Blend a heatmap's colours over a picture.
 

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from cam import COLORMAPS, METHODS, METRICS
+from cam.drawing.overlay import USUAL, USUAL_SIGNED
 from cam.errors import did_you_mean
 from cam.reasons.cascade import MOST_REASONS
 from service.core.choices import Fuse, Normalize, Output, Size, Smooth, WantedFit
@@ -246,7 +247,8 @@ class Parameters(PredictParameters):
         "contours, and for what `reasons` mask.",
     )
     colormap: Colormap | None = Field(
-        None, description="The colours of heat: `turbo`, or `coolwarm` where it is signed."
+        None,
+        description=f"The colours of heat: `{USUAL}`, or `{USUAL_SIGNED}` where it is signed.",
     )
     opacity: float = Field(
         0.5, ge=0, le=1, allow_inf_nan=False, description="Opacity of the colours over the photo."

@@ -17,7 +17,17 @@ from PIL import Image
 
 from cam import ClassTarget, Explanation
 from cam.drawing.heatmap import Box, Region, capped, minmax, place_inside, spread, symmetric
-from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
+from cam.drawing.overlay import (
+    USUAL,
+    USUAL_SIGNED,
+    Float,
+    Picture,
+    colorize,
+    contour,
+    framed,
+    grayscale,
+    overlay,
+)
 from cam.drawing.panel import panel
 from service.core.choices import Normalize
 from service.core.errors import NotAcceptable
@@ -140,7 +150,7 @@ class Drawing:
                 self.background, self.scaled, threshold=parameters.threshold, colour=LINE
             )
             return self._framed(drawn)
-        colormap = parameters.colormap or ("coolwarm" if self.signed else "turbo")
+        colormap = parameters.colormap or (USUAL_SIGNED if self.signed else USUAL)
         if kind == "heatmap":
             drawn = np.full_like(self.background, UNSEEN_GRAY)
             drawn[self.region.slices] = colorize(self._shade, colormap)

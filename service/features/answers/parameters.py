@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import FailFast, Field, field_validator
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
+from cam.drawing.overlay import USUAL
 from service.core.choices import AnswerSize, Normalize, Output, WantedAnswerMethod
 from service.pipeline.parameters import (
     MAX_INSTANCES,
@@ -86,7 +87,7 @@ class AnswerParameters(ImageParameters):
     threshold: float = Field(
         0.5, ge=0, le=1, allow_inf_nan=False, description="Least value of a hot pixel, of contours."
     )
-    colormap: Colormap | None = Field(None, description="The colours of heat: `turbo`.")
+    colormap: Colormap | None = Field(None, description=f"The colours of heat: `{USUAL}`.")
     opacity: float = Field(
         0.5, ge=0, le=1, allow_inf_nan=False, description="Opacity of the colours over the photo."
     )
