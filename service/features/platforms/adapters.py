@@ -10,7 +10,6 @@ from starlette.datastructures import Headers
 
 from service.core.platforms import EXPLAIN
 from service.features.platforms.addresses import PlatformAddresses, native_path
-from service.features.platforms.predictor import Predictor
 from service.features.platforms.sagemaker import (
     Invocations,
     has_several_models,
@@ -63,5 +62,8 @@ def kserve(parts: Parts) -> Added | None:
     settings = parts.settings
     if not settings.predictor_host:
         return None
+    # It imports an HTTP client, without which other processes start sooner.
+    from service.features.platforms.predictor import Predictor
+
     predictor = Predictor(settings.predictor_host, seconds=settings.deadline_seconds)
     return Added(choose=predictor.choose)
