@@ -1,19 +1,19 @@
-"""Options of commands that are the parameters of requests: the same names, texts and limits."""
+"""Options of commands. Those of parameters have the names, texts and limits that requests have."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args
 
 import typer
 from starlette.datastructures import ImmutableMultiDict
 
 from service.core.choices import Output
+from service.core.settings import Settings, read_settings
 from service.pipeline.instances import P
-from service.pipeline.parameters import ImageParameters
 from service.pipeline.validation import read_parameters
 
 Models = Annotated[
@@ -22,22 +22,18 @@ Models = Annotated[
 Model = Annotated[str | None, typer.Option(help="Name of the model; the first model by default.")]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
 Fit = Annotated[str, typer.Option(help="crop, squash or pad; auto is the model's default_fit.")]
-Layer = Annotated[list[str] | None, typer.Option(help="Target layer; repeat for several.")]
-Method = Annotated[
-    list[str] | None,
-    typer.Option(help="Method of class activation mapping, gradcam; repeat to compare several."),
-]
-Folder = Annotated[Path, typer.Option(help="Folder for the pictures.")]
-PICTURES = get_args(Output.__value__)
+FOLDER: Final = Path("explanations")
+PICTURES: Final = get_args(Output.__value__)
 """What the pictures can show. Any other `--output` is a folder, as it was before they had names."""
-Command = Callable[..., None]
+OnFiles = Callable[[list[Path], Settings, P, str | None, Path], int]
 
 
-def with_parameters(schema: type[ImageParameters]) -> Callable[[Command], Command]:
-    """Give a command an option for each parameter of a request.
+def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
+    """Make a command about image files. Its options are the model, the folder for pictures, the
+    file of models, and each parameter of a request.
 
-    The command itself takes one argument for all of them, `given`: the options that were used, by
-    name, each with its texts as a query has them.
+    The function takes the files, the settings, the parameters, the model's name and the folder, and
+    returns the exit code. Its docstring is the command's help.
     """
     options = [
         inspect.Parameter(
@@ -56,29 +52,33 @@ def with_parameters(schema: type[ImageParameters]) -> Callable[[Command], Comman
         for name, field in schema.model_fields.items()
     ]
 
-    def decorate(command: Command) -> Command:
-        plain = inspect.signature(command, eval_str=True)
-        own = [each for each in plain.parameters.values() if each.name != "given"]
+    def decorate(work: OnFiles[P]) -> Callable[..., None]:
+        def command(
+            photos: Annotated[list[Path], typer.Argument(help="Image files.")],
+            model: Model = None,
+            folder: Annotated[Path, typer.Option(help="Folder for the pictures.")] = FOLDER,
+            models: Models = None,
+            **values: Any,
+        ) -> None:
+            settings = read_settings(os.environ, models=models)
+            given = {name: sent for name, sent in values.items() if sent not in (None, [])}
+            folder = _folder_of(given, folder)
+            parameters = _parameters_of(schema, given)
+            raise typer.Exit(work(photos, settings, parameters, model, folder))
 
-        @wraps(command)
-        def called(**values: Any) -> None:
-            given = {option.name: values.pop(option.name) for option in options}
-            command(
-                given={name: sent for name, sent in given.items() if sent not in (None, [])},
-                **values,
-            )
-
-        signature = plain.replace(parameters=[*own, *options])
-        called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__annotations__ = {
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        signature = inspect.Signature([*own, *options])
+        command.__doc__ = work.__doc__
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        command.__annotations__ = {
             each.name: each.annotation for each in signature.parameters.values()
         }
-        return called
+        return command
 
     return decorate
 
 
-def parameters_of(schema: type[P], given: Mapping[str, Any]) -> P:
+def _parameters_of(schema: type[P], given: Mapping[str, Any]) -> P:
     """Return the parameters that a command was given.
 
     Raises:
@@ -92,7 +92,7 @@ def parameters_of(schema: type[P], given: Mapping[str, Any]) -> P:
     return read_parameters(schema, ImmutableMultiDict(texts), "/query")
 
 
-def folder_of(given: dict[str, Any], folder: Path) -> Path:
+def _folder_of(given: dict[str, Any], folder: Path) -> Path:
     """Return the folder for pictures: that of `--output`, which is taken from what was given, if it
     does not say what they show."""
     sent = given.get("output")

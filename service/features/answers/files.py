@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +19,7 @@ from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
 
 
-def answer_files(
+async def answer_files(
     photos: list[Path],
     settings: Settings,
     parameters: AnswerParameters,
@@ -37,16 +36,6 @@ def answer_files(
     Raises:
         ConfigError, Problem: if nothing can be answered at all.
     """
-    return asyncio.run(_answer(photos, settings, model, parameters, folder))
-
-
-async def _answer(
-    photos: list[Path],
-    settings: Settings,
-    model: str | None,
-    parameters: AnswerParameters,
-    folder: Path,
-) -> int:
     failures, names, console = 0, Names(), Console()
     async with local_session(settings, model, images=len(photos)) as session:
         make_folder(folder)

@@ -12,14 +12,7 @@ import typer
 from service.core.errors import ConfigError
 from service.core.settings import read_settings
 from service.local.ending import end_after
-from service.local.options import (
-    Fit,
-    Layer,
-    Method,
-    Model,
-    Models,
-    Target,
-)
+from service.local.options import Fit, Model, Models, Target
 
 if TYPE_CHECKING:
     from service.features.batch.run import Explainer
@@ -40,8 +33,15 @@ def command(
     ],
     model: Model = None,
     target: Target = None,
-    method: Method = None,
-    layer: Layer = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Method of class activation mapping, gradcam; repeat to compare several."
+        ),
+    ] = None,
+    layer: Annotated[
+        list[str] | None, typer.Option(help="Target layer; repeat for several.")
+    ] = None,
     fit: Fit = "auto",
     other: Annotated[
         list[str] | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
 
 
-def explain_files(
+async def explain_files(
     photos: list[Path],
     settings: Settings,
     parameters: Parameters,
@@ -37,16 +36,6 @@ def explain_files(
     Raises:
         ConfigError, Problem: if nothing can be explained at all.
     """
-    return asyncio.run(_explain(photos, settings, model, parameters, folder))
-
-
-async def _explain(
-    photos: list[Path],
-    settings: Settings,
-    model: str | None,
-    parameters: Parameters,
-    folder: Path,
-) -> int:
     failures = 0
     names = Names()
     console = Console()

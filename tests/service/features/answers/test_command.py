@@ -22,7 +22,7 @@ def test_it_has_each_parameter_of_answer() -> None:
 def test_a_switch_that_is_on_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[AnswerParameters] = []
 
-    def noted(photos: Any, settings: Any, parameters: AnswerParameters, **other: Any) -> int:
+    async def noted(photos: Any, settings: Any, parameters: AnswerParameters, **other: Any) -> int:
         seen.append(parameters)
         return 0
 
