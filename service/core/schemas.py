@@ -167,8 +167,8 @@ class Score(Open):
         None,
         description=(
             "How the value compares with those of the baselines: better than chance above the 95th "
-            "percentile of misplaced maps, worse below the 5th. The uniform map is not compared "
-            "with."
+            "percentile of misplaced maps, worse below the 5th; by `energy` and `pointing`, "
+            "better or worse than all of them. The uniform map is not compared with."
         ),
         examples=["better than chance and an edge detector; no better than a centred Gaussian"],
     )
