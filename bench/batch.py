@@ -250,14 +250,14 @@ def engine(source: Path) -> float:
     """Seconds from the first photo to the last overlay, the model loaded."""
     from service.core.allocator import keep_memory
     from service.core.concurrency import explain_many
-    from service.core.settings import read_settings
     from service.features.batch.inputs import open_inputs
     from service.local.session import local_session
     from service.pipeline.instances import Instance
     from service.pipeline.parameters import Parameters
+    from service.settings import Settings
 
     async def explain() -> float:
-        settings = read_settings(os.environ, cache_bytes=0)
+        settings = Settings.read(os.environ, cache_bytes=0)
         with open_inputs(str(source)) as inputs:
             images = {name: inputs.read(name) for name in inputs.ids}
         async with local_session(settings, None, spread=True) as session:

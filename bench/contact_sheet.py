@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from cam import METHODS
 from service.app import create_app
-from service.core.settings import Settings
+from service.settings import Settings
 
 COLUMNS, WIDTH, CAPTION, GAP = 6, 300, 44, 8
 DETECTING = ("odam", "drise")

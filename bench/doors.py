@@ -41,7 +41,6 @@ from cam import ClassTarget, Explanation
 from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.work import Explain
-from service.core.settings import Settings
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
@@ -49,6 +48,7 @@ from service.models.preprocessing import Preprocessing
 from service.process.heartbeat import ENGINE, Heartbeat
 from service.process.supervisor import shared_folder
 from service.rpc.server import BackendServer
+from service.settings import Settings
 
 NAME = "simulated"
 CLASSES = 1000

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from cam import METHODS
 from service.app import create_app
-from service.core.settings import Settings
+from service.settings import Settings
 
 WIDTH, QUALITY = 256, 80
 FINE = {

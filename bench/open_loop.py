@@ -16,7 +16,7 @@ from itertools import cycle
 from time import perf_counter
 from typing import Final, cast
 
-from service.core.settings import Settings
+from service.settings import Settings
 
 PROBE_SECONDS: Final = 0.05
 """Seconds between two probes."""

@@ -36,9 +36,9 @@ import service.pipeline.images
 import service.pipeline.rendering
 from bench.service import ask_until_ready, photographs, serving
 from service.app import create_app
-from service.core.settings import Settings
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
+from service.settings import Settings
 
 PATH = "/v1/models/resnet50:explain?fit=squash"
 STEPS: list[tuple[str, Any, str]] = [

@@ -26,7 +26,6 @@ from bench.batch import make_photos
 from bench.record import record
 from service.backend.work import Explain
 from service.core.concurrency import explain_many
-from service.core.settings import Settings
 from service.core.threads import one_each
 from service.features.batch.configuration import RunConfiguration
 from service.features.batch.inputs import open_inputs
@@ -44,6 +43,7 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import draw as draw_map
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row
+from service.settings import Settings
 
 PHOTOS = 60
 

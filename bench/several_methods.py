@@ -21,7 +21,7 @@ from rich.table import Table
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
+from service.settings import Settings
 
 MODEL = "/v1/models/efficientnet-lite0"
 FIVE = ["gradcam", "hirescam", "layercam", "xgradcam", "fem"]

@@ -8,12 +8,12 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.features import adapters, operations
 from service.http.app import make_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.journal import Journal
+from service.settings import Settings
 
 OPERATIONS, ADAPTERS = operations(), adapters()
 

@@ -15,9 +15,10 @@ import yaml
 
 from service import __version__
 from service.core.metrics import Metrics
-from service.core.settings import PREFIX, Settings, read_settings
+from service.core.settings import PREFIX
 from service.limits.keys import read_keys
 from service.models.catalog import read_catalog
+from service.settings import Settings
 
 CHART = Path(__file__).parent.parent / "deploy" / "helm" / "gradcam-service"
 VALUES = {
@@ -83,7 +84,7 @@ class Release:
             for each in self.container["env"]
             if each["name"].startswith(PREFIX)
         }
-        return read_settings({"GRADCAM_HOST": "0.0.0.0", **given})
+        return Settings.read({"GRADCAM_HOST": "0.0.0.0", **given})
 
 
 @pytest.fixture(params=VALUES)

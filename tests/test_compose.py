@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.core.settings import read_settings
+from service.settings import Settings
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "compose"
 DOCKERFILE = (FOLDER.parent.parent / "Dockerfile").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def test_compose_accepts_it() -> None:
 
 def test_the_service_starts_with_these_settings(services: dict[str, dict[str, Any]]) -> None:
     environment = services["gradcam"]["environment"]
-    settings = read_settings({"GRADCAM_HOST": "0.0.0.0", **environment})
+    settings = Settings.read({"GRADCAM_HOST": "0.0.0.0", **environment})
     assert settings.insecure
     assert settings.hosts == ("gradcam",)
     database = re.sub(r"\$\{.*?:-(.*?)\}", r"\1", settings.jobs_database or "")

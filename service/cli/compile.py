@@ -9,7 +9,7 @@ from typing import Final
 from cam.passes.fast import FastPath
 from service.core.disk_cache import MOST_BYTES, DiskCache
 from service.core.errors import ConfigError, one_line
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.loading.paths import package_record, sizes_record
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
@@ -20,7 +20,7 @@ NO_PACKAGES: Final = (
 )
 
 
-def compile_model(entry: ModelEntry, settings: Settings, sizes: Sequence[int]) -> None:
+def compile_model(entry: ModelEntry, settings: CoreSettings, sizes: Sequence[int]) -> None:
     """Compile a model, and print a line for each size of a batch.
 
     Args:

@@ -17,8 +17,6 @@ from typer.core import TyperGroup
 from service import __version__
 from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
-from service.core.platforms import kserve_settings
-from service.core.settings import Settings, read_settings
 from service.core.threads import spin_briefly
 from service.features import COMMANDS
 from service.limits.keys import new_key, read_keys
@@ -27,6 +25,7 @@ from service.models.catalog import ModelEntry, configured, read_catalog
 from service.models.store import copied
 from service.process.listener import listen
 from service.process.supervisor import supervise
+from service.settings import Settings
 
 
 class Commands(TyperGroup):
@@ -63,12 +62,14 @@ def _tell_version(asked: bool) -> None:
 
 @cli.callback()
 def main_options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Explains what vision models look at."""
+    context.obj = Settings
 
 
 # KServe adds arguments of its own to those of a container.
@@ -106,11 +107,11 @@ def serve(
         log_format=form if form in ("json", "console") else "auto"
     )  # until they are read
     try:
-        further = kserve_settings(context.args)
+        further = Settings.of_arguments(context.args)
         if context.args and not further:
             raise ConfigError(f"there is no option {context.args[0]}; see gradcam serve --help")
         options = {name: value for name, value in given.items() if value is not None}
-        settings = read_settings(os.environ, **further | options)
+        settings = Settings.read(os.environ, **further | options)
         code = _serve(settings)
     except ConfigError as error:
         tell_mistake(str(error), settings)
@@ -177,7 +178,7 @@ def export(
     models: Models = None,
 ) -> None:
     """Write a model as a file whose second output is the map, for devices without this service."""
-    settings = read_settings(os.environ, models=models)
+    settings = Settings.read(os.environ, models=models)
     entry = _entry(settings, model)
     from service.loading.export import export_entry
 
@@ -197,7 +198,7 @@ def compile_model(
 ) -> None:
     """Compile a model's fast path ahead of time, into the folder that GRADCAM_CACHE names: the
     service loads it at its next start. Needs a C++ compiler, which the service then does not."""
-    settings = read_settings(os.environ, models=models)
+    settings = Settings.read(os.environ, models=models)
     entry = _entry(settings, model)
     from service.cli.compile import compile_model as compile_entry
 

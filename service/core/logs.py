@@ -19,7 +19,7 @@ from typing import Any, Final
 import structlog
 from structlog.typing import EventDict, Processor
 
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 
 STANDARD_ERROR: Final = 2
 MOST_WAITING: Final = 10_000
@@ -29,14 +29,14 @@ PATIENCE_SECONDS: Final = 2.0
 log = logging.getLogger("service")
 
 
-def is_json(settings: Settings) -> bool:
+def is_json(settings: CoreSettings) -> bool:
     """Return whether each line that the service writes is a JSON object."""
     if settings.log_format == "auto":
         return not sys.stderr.isatty()
     return settings.log_format == "json"
 
 
-def tell_mistake(mistake: str, settings: Settings) -> None:
+def tell_mistake(mistake: str, settings: CoreSettings) -> None:
     """Write the mistake because of which the service ends, within or without a block of
     `logging_set_up`."""
     if not is_json(settings):
@@ -51,7 +51,7 @@ def _opened() -> bool:
 
 
 @contextmanager
-def logging_set_up(settings: Settings) -> Iterator[None]:
+def logging_set_up(settings: CoreSettings) -> Iterator[None]:
     """Make every logger of the process, uvicorn's included, write to standard error in one form
     while the block is open."""
     at_terminal, console = sys.stderr.isatty(), not is_json(settings)

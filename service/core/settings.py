@@ -1,12 +1,13 @@
-"""The operator's settings, read once and passed to the parts that need them."""
+"""The operator's settings that all features share, read once and passed to the parts that need
+them."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import platformdirs
 from pydantic import (
@@ -22,7 +23,6 @@ from pydantic_core import PydanticCustomError
 
 from service.core.choices import WantedRuntime
 from service.core.errors import ConfigError
-from service.core.platforms import platform_settings
 from service.core.pydantic_errors import mistake
 
 PREFIX = "GRADCAM_"
@@ -39,32 +39,6 @@ SEPARATED = BeforeValidator(
     )
 )
 Names = Annotated[tuple[str, ...], SEPARATED]
-
-
-def _routes(given: object) -> object:
-    """Return the pairs of a text like `/a=/b,/c=/d`."""
-    if not isinstance(given, str):
-        return given
-    pairs = (part.strip().partition("=") for part in given.split(",") if part.strip())
-    return {address: native for address, _, native in pairs}
-
-
-def _absolute(given: dict[str, str]) -> dict[str, str]:
-    for address, native in given.items():
-        if not (address.startswith("/") and native.startswith("/")):
-            raise PydanticCustomError(
-                "route", "a route is like /score=/v1/models/{model}:explain, two paths"
-            )
-        if unknown := re.search(r"\{[^{}]*\}?|\}", native.replace("{model}", "")):
-            raise PydanticCustomError(
-                "route",
-                "a route may have the field {allowed}, and has {unknown}",
-                {"allowed": "{model}", "unknown": unknown[0][:80]},
-            )
-    return given
-
-
-Routes = Annotated[dict[str, str], BeforeValidator(_routes), AfterValidator(_absolute)]
 
 
 def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -103,9 +77,10 @@ def _prefix(given: str) -> str:
     return prefix
 
 
-class Settings(BaseModel):
-    """Settings of the service. The environment variable of each is GRADCAM_ and its name in
-    capitals."""
+class CoreSettings(BaseModel):
+    """Settings of what all features share. A feature adds its own in a subclass, and
+    `service.settings.Settings` has them all. The environment variable of each is GRADCAM_ and its
+    name in capitals."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -117,12 +92,6 @@ class Settings(BaseModel):
         le=65535,
         description="port on which the supervisor answers `/healthz`, `/readyz` and `/metrics` "
         "without a key, whatever the load; 0: none",
-    )
-    grpc_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="port on which the Open Inference Protocol is served over gRPC; 0: none",
     )
     models: Path | None = Field(
         None,
@@ -142,27 +111,6 @@ class Settings(BaseModel):
     )
     starts_empty: bool = Field(
         False, description="start without a model; the platform loads models later"
-    )
-    load_folder: Path = Field(
-        Path("/opt/ml/models"),
-        description="folder below which SageMaker may name the models that it loads, on an "
-        "endpoint with several models",
-    )
-    platform: Literal["none", "sagemaker", "vertex", "azure", "kserve"] = Field(
-        "none",
-        description="platform whose contract the service follows; without it, the one whose own "
-        "variables are set",
-    )
-    routes: Routes = Field(
-        {},
-        description="further addresses of routes, such as `/score=/v1/models/{model}:explain`, "
-        "with commas between them; `{model}` is the first model",
-    )
-    predictor_host: str | None = Field(
-        None,
-        min_length=1,
-        description="host of the predictor of KServe's V1 protocol, which is asked for the class "
-        "to explain where a request names none",
     )
     max_body_bytes: int = Field(
         10_000_000, ge=1, description="largest request body, counted while it streams in"
@@ -288,40 +236,6 @@ class Settings(BaseModel):
         "`torchvision:resnet*`; none: no model is added",
     )
     max_models: int = Field(16, ge=1, description="most models at a time, those added included")
-    jobs: Path | None = Field(
-        None,
-        description="folder in which jobs and their results are kept; without it `gradcam/jobs` in "
-        "the user's folder for such things",
-    )
-    jobs_database: str | None = Field(
-        None,
-        description="SQLAlchemy's URL of a PostgreSQL database that several replicas share, with "
-        "the folder; without it SQLite in the folder",
-    )
-    max_jobs: int = Field(
-        100, ge=0, description="most unfinished jobs at a time; beyond it a job gets a 429"
-    )
-    max_job_items: int = Field(1_000_000, ge=1, description="most images of one job")
-    max_job_bytes: int = Field(
-        2_000_000_000, ge=1, description="largest body of a job, and what an archive unpacks to"
-    )
-    jobs_bytes: int = Field(
-        20_000_000_000,
-        ge=1,
-        description="most bytes of all jobs and results on the disk; above this limit new jobs "
-        "get a 507, and running jobs wait",
-    )
-    job_retention_seconds: float = Field(
-        604_800.0, gt=0, description="how long a job and its results are kept when it has ended"
-    )
-    inputs: Path | None = Field(
-        None, description="folder below which a job may name its images by `path`"
-    )
-    input_uris: Names = Field(
-        (),
-        description="patterns of places from which a job may name its images by `uri`, like "
-        "`s3://bucket/*`, read through fsspec",
-    )
     supervise: bool = Field(
         True, description="serve in a process of its own, which is replaced when it dies"
     )
@@ -348,35 +262,70 @@ class Settings(BaseModel):
         of images in a full batch of a model; 0 if the limit was set."""
         return 0 if name in self.model_fields_set else FULL_BATCHES * batch
 
+    def other_ports(self) -> tuple[int, ...]:
+        """Return the ports that features open beside the service's own.
 
-def read_settings(environment: Mapping[str, str], **given: Any) -> Settings:
-    """Read the settings from GRADCAM_… variables. `given` values that are not None take precedence.
+        Raises:
+            ConfigError: if what serves one of them is not installed.
+        """
+        return ()
 
-    Raises:
-        ConfigError: naming the variable or option, its value and what is allowed.
-    """
-    values: dict[str, Any] = {
-        key.removeprefix(PREFIX).lower(): value
-        for key, value in environment.items()
-        if key.startswith(PREFIX)
-    }
-    values |= {name: value for name, value in given.items() if value is not None}
-    values = platform_settings(environment, values.get("platform")) | values
-    values.setdefault("cache", platformdirs.user_cache_path("gradcam", False))
-    if str(values["cache"]) == "off":
-        values["cache"] = None
-    try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        where = (
-            f"--{name.replace('_', '-')}" if given.get(name) is not None else PREFIX + name.upper()
-        )
-        if first["type"] == "extra_forbidden":
-            known = [PREFIX + field.upper() for field in Settings.model_fields]
-            near = difflib.get_close_matches(where, known, 1) or known
+    def check_replicas(self, count: int) -> None:
+        """Check that several replicas can share what the service keeps.
+
+        Raises:
+            ConfigError: if they cannot.
+        """
+        if self.allowed_sources and count > 1:
             raise ConfigError(
-                f"there is no setting {where}; did you mean {' or '.join(near)}?"
-            ) from None
-        raise ConfigError(f"{where}={first['input']}: {mistake(first)}") from None
+                f"allowed_sources={','.join(self.allowed_sources)}: a model that is loaded while "
+                f"the service runs is in one replica alone, and max_replicas is {count}"
+            )
+
+    @classmethod
+    def implied(cls, environment: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that variables of others imply, by the settings that are given. Those
+        that are given take precedence."""
+        return {}
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that arguments of `gradcam serve` are which are not its options; none
+        if it does not know them."""
+        return {}
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], **given: Any) -> Self:
+        """Read the settings from GRADCAM_… variables. `given` values that are not None take
+        precedence.
+
+        Raises:
+            ConfigError: naming the variable or option, its value and what is allowed.
+        """
+        values: dict[str, Any] = {
+            key.removeprefix(PREFIX).lower(): value
+            for key, value in environment.items()
+            if key.startswith(PREFIX)
+        }
+        values |= {name: value for name, value in given.items() if value is not None}
+        values = cls.implied(environment, values) | values
+        values.setdefault("cache", platformdirs.user_cache_path("gradcam", False))
+        if str(values["cache"]) == "off":
+            values["cache"] = None
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            where = (
+                f"--{name.replace('_', '-')}"
+                if given.get(name) is not None
+                else PREFIX + name.upper()
+            )
+            if first["type"] == "extra_forbidden":
+                known = [PREFIX + field.upper() for field in cls.model_fields]
+                near = difflib.get_close_matches(where, known, 1) or known
+                raise ConfigError(
+                    f"there is no setting {where}; did you mean {' or '.join(near)}?"
+                ) from None
+            raise ConfigError(f"{where}={first['input']}: {mistake(first)}") from None

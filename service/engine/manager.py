@@ -12,7 +12,7 @@ from service.backend.interface import NO_MODEL, unknown_model
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable, without_folders
 from service.core.metrics import Metrics
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.engine.lifecycle import ModelLifecycle
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
@@ -48,7 +48,7 @@ class ModelManager:
         self,
         entries: Sequence[ModelEntry],
         *,
-        settings: Settings,
+        settings: CoreSettings,
         metrics: Metrics,
         images: int | None = None,
         journal: Journal | None = None,

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from service.backend.interface import Backend
 from service.core.errors import ConfigError
 from service.core.metrics import Metrics
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.http.administration import AdministrationRoutes
 from service.http.guard import Guard
 from service.http.reception import Choose, Reception
@@ -34,7 +34,7 @@ from service.pipeline.pipeline import Pipeline
 class Parts:
     """The parts of the app, which adapters share."""
 
-    settings: Settings
+    settings: CoreSettings
     entries: Sequence[ModelEntry]
     """The configured models, which may be added again after they were removed."""
     manager: Backend
@@ -64,6 +64,8 @@ class Added:
             process then ends.
         choose: completes the instances of each request before the work on them.
         state: entries of the app's `state`, for whoever holds the app.
+        max_streamed_bytes: maximum bytes of a body that a route of the adapter writes to the disk
+            as it arrives.
     """
 
     routers: Sequence[APIRouter] = ()
@@ -73,6 +75,7 @@ class Added:
     failure: Callable[[], ConfigError | None] = lambda: None
     choose: Choose | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
+    max_streamed_bytes: int = 0
 
 
 Adapter = Callable[[Parts], Added | None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan
 
 from service import __version__
 from service.backend.interface import Backend
@@ -32,7 +32,7 @@ from service.core.errors import (
     UnknownRoute,
 )
 from service.core.metrics import Metrics
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.access import AccessTable, needs
@@ -74,7 +74,7 @@ class ModelName(StringConvertor):
 
 
 def make_app(
-    settings: Settings,
+    settings: CoreSettings,
     entries: Sequence[ModelEntry],
     *,
     operations: Sequence[Operation[Any, Any]],
@@ -199,7 +199,14 @@ def make_app(
     app.state.failure = partial(_failure, additions)
     for name, value in chain.from_iterable(added.state.items() for added in additions):
         setattr(app.state, name, value)
-    _add_middleware(app, settings, guard=guard, body_budget=body_budget, metrics=metrics)
+    limit_body = partial(
+        LimitBody,
+        max_bytes=settings.max_body_bytes,
+        body_budget=body_budget,
+        max_streamed_bytes=max((added.max_streamed_bytes for added in additions), default=0),
+        metrics=metrics,
+    )
+    _add_middleware(app, settings, guard=guard, limit_body=limit_body, metrics=metrics)
     for added in additions:
         for kind, options in added.middleware:
             app.add_middleware(kind, **options)
@@ -227,18 +234,17 @@ def _described_app(lifespan: Lifespan[FastAPI]) -> FastAPI:
 
 
 def _add_middleware(
-    app: FastAPI, settings: Settings, *, guard: Guard, body_budget: BodyBudget, metrics: Metrics
+    app: FastAPI,
+    settings: CoreSettings,
+    *,
+    guard: Guard,
+    limit_body: Callable[[ASGIApp], LimitBody],
+    metrics: Metrics,
 ) -> None:
     """Add the middleware, from the innermost to the outermost."""
     app.add_middleware(Prefixed)
     app.add_middleware(Head)
-    app.add_middleware(
-        LimitBody,
-        max_bytes=settings.max_body_bytes,
-        body_budget=body_budget,
-        max_streamed_bytes=settings.max_job_bytes,
-        metrics=metrics,
-    )
+    app.add_middleware(limit_body)
     app.add_middleware(Guarded, guard=guard, metrics=metrics)
     # A service with keys may be reached by any name: a browser does not know its keys.
     hosts = settings.hosts or (("*",) if settings.keys else ())

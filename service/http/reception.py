@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from service.backend.interface import Backend, ModelBackend
 from service.backend.timings import Timings
 from service.core.errors import DeadlineExceeded, Problem
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.http.guard import asked_seconds
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
@@ -132,7 +132,7 @@ class Reception:
         manager: Backend,
         admission: Admission,
         fetcher: Fetcher,
-        settings: Settings,
+        settings: CoreSettings,
     ) -> None:
         self._manager = manager
         self._admission = admission

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.limits.counters import ServiceCounts
 
 FIRST: Final = 8
@@ -67,7 +67,7 @@ def tolerating(tolerance: float) -> Allowed:
     )
 
 
-def allowed_by(settings: Settings) -> Allowed:
+def allowed_by(settings: CoreSettings) -> Allowed:
     """Return what the settings allow."""
     if settings.delay_tolerance is None:
         return within(settings.target_seconds, settings.deadline_seconds)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 
 RESERVED_FILES: Final = 128
 """Files that a process keeps for other things than connections: probes, the engine, jobs."""
 LEAST: Final = 16
-GRPC_SHARE: Final = 4
-"""One connection in so many is one of gRPC, which carries many calls on each."""
+OTHER_SHARE: Final = 4
+"""One connection in so many is at another port than HTTP's: one of gRPC carries many calls."""
 log = logging.getLogger(__name__)
 
 
-def raise_file_limit(settings: Settings) -> None:
+def raise_file_limit(settings: CoreSettings) -> None:
     """Let this process open as many files as the system allows it to, and log a warning if they are
     too few for the connections of the settings."""
     try:
@@ -36,8 +36,8 @@ def raise_file_limit(settings: Settings) -> None:
         )
 
 
-def most_connections(settings: Settings) -> int:
-    """Return the maximum number of connections of HTTP and gRPC together.
+def most_connections(settings: CoreSettings) -> int:
+    """Return the maximum number of connections of all ports together.
 
     It is that of the settings, or a smaller one if the process may open fewer files: a process
     without a free file could not answer a probe.
@@ -48,9 +48,10 @@ def most_connections(settings: Settings) -> int:
     return min(settings.max_connections, max(files - RESERVED_FILES, LEAST))
 
 
-def grpc_connections(settings: Settings) -> int:
-    """Return how many of the connections are those of gRPC, which the processes share equally."""
-    return most_connections(settings) // GRPC_SHARE if settings.grpc_port else 0
+def other_connections(settings: CoreSettings) -> int:
+    """Return how many of the connections are at the ports that features open, which the processes
+    share equally."""
+    return most_connections(settings) // OTHER_SHARE if settings.other_ports() else 0
 
 
 def _most_files() -> int | None:

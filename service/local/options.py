@@ -12,7 +12,7 @@ import typer
 from starlette.datastructures import ImmutableMultiDict
 
 from service.core.choices import Output
-from service.core.settings import Settings, read_settings
+from service.core.settings import CoreSettings
 from service.pipeline.instances import P
 from service.pipeline.validation import read_parameters
 
@@ -25,7 +25,14 @@ Fit = Annotated[str, typer.Option(help="crop, squash or pad; auto is the model's
 FOLDER: Final = Path("explanations")
 PICTURES: Final = get_args(Output.__value__)
 """What the pictures can show. Any other `--output` is a folder, as it was before they had names."""
-OnFiles = Callable[[list[Path], Settings, P, str | None, Path], int]
+OnFiles = Callable[[list[Path], CoreSettings, P, str | None, Path], int]
+
+
+def settings_of(context: typer.Context, models: Path | None) -> CoreSettings:
+    """Return the settings of the environment. The context's object is the class of the settings,
+    which knows the variables of all features; without it, only those that all share are known."""
+    kind: type[CoreSettings] = context.obj or CoreSettings
+    return kind.read(os.environ, models=models)
 
 
 def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
@@ -54,13 +61,14 @@ def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
 
     def decorate(work: OnFiles[P]) -> Callable[..., None]:
         def command(
+            context: typer.Context,
             photos: Annotated[list[Path], typer.Argument(help="Image files.")],
             model: Model = None,
             folder: Annotated[Path, typer.Option(help="Folder for the pictures.")] = FOLDER,
             models: Models = None,
             **values: Any,
         ) -> None:
-            settings = read_settings(os.environ, models=models)
+            settings = settings_of(context, models)
             given = {name: sent for name, sent in values.items() if sent not in (None, [])}
             folder = _folder_of(given, folder)
             parameters = _parameters_of(schema, given)

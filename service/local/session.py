@@ -11,7 +11,7 @@ from typing import Final
 
 from service.core.errors import RETRY_AFTER_SECONDS
 from service.core.metrics import Metrics
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
@@ -46,7 +46,7 @@ class LocalSession:
 
 @asynccontextmanager
 async def local_session(
-    settings: Settings, model: str | None, *, spread: bool = False, images: int | None = None
+    settings: CoreSettings, model: str | None, *, spread: bool = False, images: int | None = None
 ) -> AsyncIterator[LocalSession]:
     """Load a model of the catalog, by default the first one. Leaving the block finishes its work.
     The model is not watched, so that its reference is not read, which may not be there yet.

@@ -26,7 +26,7 @@ from service.core.choices import (
 )
 from service.core.errors import ConfigError
 from service.core.files import why_unreadable
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 
 MISMATCHES = {"pin": "sha256", "crop": "crop_ratio", "runtime": "runtime"}
 """Type of a validation error about conflicting keys → the key that the message names."""
@@ -357,7 +357,7 @@ the last convolution, the best layer of a network of plain convolutions, gradcam
 0.79 at this one."""
 
 
-def configured(settings: Settings) -> tuple[ModelEntry, ...]:
+def configured(settings: CoreSettings) -> tuple[ModelEntry, ...]:
     """Return the entries of the models with which a service starts.
 
     Raises:

@@ -44,7 +44,7 @@ from service.core.choices import WantedFit
 from service.core.errors import Problem, UnsuitedModel
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.limits.counters import ServiceCounts
 from service.limits.pixel_budget import PhotoPool, PixelBudget
 from service.models.info import ModelInfo
@@ -552,7 +552,7 @@ def _has_quick_header(image: object) -> bool:
 
 
 def make_pipeline(
-    settings: Settings, metrics: Metrics, counts: ServiceCounts | None = None
+    settings: CoreSettings, metrics: Metrics, counts: ServiceCounts | None = None
 ) -> Pipeline:
     """Make a pipeline with the limits of the settings."""
     return Pipeline(

@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from service.core.metrics import Metrics
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features import adapters, operations
 from service.http.app import make_app
 from service.limits.counters import SharedCounts
@@ -22,7 +22,7 @@ OPERATIONS, ADAPTERS = operations(), adapters()
 
 
 def run(
-    settings: Settings,
+    settings: CoreSettings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
     heartbeat: Heartbeat,

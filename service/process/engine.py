@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from service.core.allocator import give_back_memory, keep_memory
 from service.core.metrics import Metrics
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.engine.manager import ModelManager
 from service.models.catalog import ModelEntry
 from service.models.journal import Journal
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    settings: Settings,
+    settings: CoreSettings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
     journal: Path,
@@ -49,7 +49,7 @@ def run(
 
 
 async def _serve(
-    settings: Settings,
+    settings: CoreSettings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
     journal: Path,

@@ -6,24 +6,20 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterable
-from importlib.util import find_spec
-from typing import Final
 
 from service.core.errors import ConfigError
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 
 BACKLOG = 2048
 SETTLE_SECONDS = 0.02
-GRPC_IS_MISSING: Final = (
-    "GRADCAM_GRPC_PORT needs packages of its own: pip install 'gradcam-service[grpc]'"
-)
 
 
-def listen(settings: Settings) -> socket.socket:
+def listen(settings: CoreSettings) -> socket.socket:
     """Return a socket that listens at the address of the settings. The caller closes it.
 
     Raises:
-        ConfigError: if the port cannot be used, or if others could reach it without a key.
+        ConfigError: if the port, or one that a feature opens, cannot be used, or if others could
+            reach it without a key.
     """
     if settings.keys is None and not settings.insecure and not _is_loopback(settings.host):
         raise ConfigError(
@@ -31,11 +27,9 @@ def listen(settings: Settings) -> socket.socket:
             "keys: name a file of keys in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or "
             "say --insecure (GRADCAM_INSECURE=1)"
         )
-    if settings.grpc_port:
-        if find_spec("grpc") is None or find_spec("google.protobuf") is None:
-            raise ConfigError(GRPC_IS_MISSING)
-        # Each process that serves gRPC opens the port by itself.
-        _listening(settings.host, settings.grpc_port).close()
+    for port in settings.other_ports():
+        # Each process that serves such a port opens it by itself.
+        _listening(settings.host, port).close()
     return _listening(settings.host, settings.port)
 
 

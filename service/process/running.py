@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from service import __version__
 from service.core.errors import ConfigError
 from service.core.logs import logging_set_up, tell_mistake
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.core.tracing import tracing
 from service.process.heartbeat import MISTAKE, Heartbeat
 
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def run_until_done(
-    settings: Settings, work: Callable[[], Coroutine[Any, Any, int]], heartbeat: Heartbeat | None
+    settings: CoreSettings,
+    work: Callable[[], Coroutine[Any, Any, int]],
+    heartbeat: Heartbeat | None,
 ) -> int:
     """Run a process's coroutine with its log and its traces set up, and return its exit code.
 

@@ -19,8 +19,8 @@ from service.core.allocator import keep_memory
 from service.core.errors import ConfigError, Problem
 from service.core.logs import is_json
 from service.core.metrics import Metrics
-from service.core.settings import Settings
-from service.limits.connections import grpc_connections, most_connections, raise_file_limit
+from service.core.settings import CoreSettings
+from service.limits.connections import most_connections, other_connections, raise_file_limit
 from service.process.heartbeat import LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
 from service.process.protocol import BoundedProtocol, ConnectionLimits
@@ -73,7 +73,7 @@ class DrainingServer(uvicorn.Server):
 
 def run(
     make: Callable[[], FastAPI],
-    settings: Settings,
+    settings: CoreSettings,
     listening: socket.socket,
     heartbeat: Heartbeat | None,
     *,
@@ -100,7 +100,7 @@ def run(
 
 async def _serve(
     app: FastAPI,
-    settings: Settings,
+    settings: CoreSettings,
     listening: socket.socket,
     heartbeat: Heartbeat | None,
     says_hello: bool,
@@ -154,14 +154,14 @@ async def _serve(
     return code
 
 
-def _server(settings: Settings, app: FastAPI) -> DrainingServer:
+def _server(settings: CoreSettings, app: FastAPI) -> DrainingServer:
     metrics: Metrics = app.state.metrics
 
     class Protocol(BoundedProtocol):
         limits = ConnectionLimits(
             receive_seconds=settings.receive_seconds,
             send_seconds=settings.send_seconds,
-            max_connections=most_connections(settings) - grpc_connections(settings),
+            max_connections=most_connections(settings) - other_connections(settings),
             max_body_bytes=UNREAD_BODIES * settings.max_body_bytes,
             refused=lambda reason: metrics.rejected.labels(reason=reason).inc(),
             counts=app.state.counts,
@@ -183,7 +183,7 @@ def _server(settings: Settings, app: FastAPI) -> DrainingServer:
     return DrainingServer(config, app.state.manager)
 
 
-def _say_hello(address: str, manager: Backend, settings: Settings) -> None:
+def _say_hello(address: str, manager: Backend, settings: CoreSettings) -> None:
     none = f"Ready at {address}/. {NO_MODEL[0].upper()}{NO_MODEL[1:]}"
     if is_json(settings):
         log.info("%s", f"Ready. Drop a photo on {address}/" if manager.names else none)

@@ -32,7 +32,6 @@ from prometheus_client.multiprocess import mark_process_dead
 from service.core.errors import ConfigError
 from service.core.logs import logging_set_up, tell_mistake
 from service.core.metrics import FOLDER
-from service.core.settings import Settings
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
 from service.models.journal import NAME as JOURNAL
@@ -41,6 +40,7 @@ from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
 from service.process.listener import listen
 from service.process.probes import Probes, Readiness
 from service.process.stand_in import StandIn
+from service.settings import Settings
 
 MOST_FAILED_STARTS: Final = 3
 DECIDED: Final = (0, 2)

@@ -33,16 +33,16 @@ from service.core.errors import (
     UnknownRoute,
 )
 from service.core.metrics import Metrics
-from service.core.settings import read_settings
 from service.http.guard import LimitBody
 from service.http.middleware import REQUEST_ID, SECURITY
 from service.limits.body_budget import BodyBudget
+from service.settings import Settings
 
 
 def gate() -> list[Middleware]:
     """Return the middleware that the proxy installs when it starts. The limits come from the
     environment only, and apply to every application behind the proxy."""
-    settings = read_settings(os.environ)
+    settings = Settings.read(os.environ)
     return [
         Middleware(
             Gate, max_bytes=settings.max_body_bytes, max_bytes_in_all=settings.max_bodies_bytes

@@ -40,10 +40,10 @@ from service import __version__
 from service.core.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.core.logs import logging_set_up
 from service.core.pydantic_errors import mistake
-from service.core.settings import Settings, read_settings
 from service.core.tracing import tracing
 from service.limits.keys import read_keys
 from service.models.catalog import ModelEntry, configured
+from service.settings import Settings
 
 if TYPE_CHECKING:  # it imports torch
     from service.engine.manager import ModelManager
@@ -202,29 +202,17 @@ def _settings(given: dict[str, Any], scale: Scale) -> Settings:
                 f"{name}={given[name]}: Ray Serve controls this setting; set the address to "
                 "listen on in http_options"
             )
-    settings = read_settings(os.environ, **given)
+    settings = Settings.read(os.environ, **given)
     if settings.keys is None and not settings.insecure:
         raise ConfigError(
             "Serve's proxy may listen where others can reach it, and the service has no keys: "
             "name a file of keys, keys=keys.toml (`gradcam key NAME` writes an entry), or say "
             "insecure=true"
         )
-    if settings.allowed_sources and scale.max_replicas > 1:
-        raise ConfigError(
-            f"allowed_sources={','.join(settings.allowed_sources)}: a model that is loaded while "
-            f"the service runs is in one replica alone, and max_replicas is {scale.max_replicas}"
-        )
-    if scale.max_replicas > 1 and settings.max_jobs and settings.jobs is None:
-        raise ConfigError(
-            f"max_replicas={scale.max_replicas}: a job that one replica takes is unknown to the "
-            "others; name a folder that all share, jobs=FOLDER, and where they are on several "
-            "machines jobs_database=URL; or take no jobs, max_jobs=0"
-        )
-    files = {name: getattr(settings, name) for name in ("keys", "models", "jobs", "inputs")}
+    settings.check_replicas(scale.max_replicas)
     # Replicas run in another working directory, so their paths have to be absolute.
-    return settings.model_copy(
-        update={name: file and file.resolve() for name, file in files.items()}
-    )
+    files = {name: value.resolve() for name, value in settings if isinstance(value, Path)}
+    return settings.model_copy(update=files)
 
 
 def _gpus() -> float:

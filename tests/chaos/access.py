@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 from service.app import create_app
-from service.core.settings import read_settings
 from service.http.access import flat
 from service.http.page import PATHS
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.chaos.finding import Finding
 from tests.chaos.sockets import metric
 from tests.chaos.stage import ROOT, Client, staged
@@ -50,7 +50,7 @@ async def keyless(scale: float) -> list[Finding]:
         file = Path(folder, "keys.toml")
         file.write_text("\n".join([entry, *(entry for _, entry in made.values())]))
         app = create_app(
-            read_settings({"GRADCAM_PLATFORM": "sagemaker", "GRADCAM_STARTS_EMPTY": "1"}), []
+            Settings.read({"GRADCAM_PLATFORM": "sagemaker", "GRADCAM_STARTS_EMPTY": "1"}), []
         )
         answered = {
             (method, path)

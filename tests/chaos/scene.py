@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from service.core.platforms import EXPLAIN
+from service.features.platforms.settings import EXPLAIN
 from service.limits.keys import new_key
 from tests.chaos import bodies, http2, messages, probing
 from tests.chaos.bodies import Message

@@ -21,13 +21,13 @@ import service.engine.lifecycle
 import service.local.session
 from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import Problem
-from service.core.settings import Settings
 from service.features.batch.configuration import RunConfiguration
 from service.features.batch.decoder import DECODED
 from service.features.batch.on_ray import Explainers
 from service.features.batch.parts import Parts
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.service.features.batch.batches import catalog
 
 

@@ -16,9 +16,9 @@ yaml = pytest.importorskip("yaml")
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
 from service.core.errors import ConfigError  # noqa: E402
-from service.core.settings import Settings  # noqa: E402
 from service.models.catalog import EMBEDDED  # noqa: E402
 from service.ray.serve import Scale, build, options  # noqa: E402
+from service.settings import Settings  # noqa: E402
 from tests.service.live import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.slow

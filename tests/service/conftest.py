@@ -18,9 +18,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.loading import paths
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.settings import Settings
 from tests.service.live import serving
 from tests.waiting import until
 

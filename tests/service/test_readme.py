@@ -26,9 +26,10 @@ from starlette.testclient import TestClient
 from cam import COLORMAPS, METHODS
 from service.app import create_app
 from service.cli.main import cli
-from service.core.settings import PREFIX, Settings
+from service.core.settings import PREFIX
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.parameters import Parameters
+from service.settings import Settings
 from tests.service.live import ROOT, serving
 from tests.waiting import until
 

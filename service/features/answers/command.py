@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from service.core.errors import InvalidParameter
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features.answers.parameters import AnswerParameters
 from service.local.options import on_files
 
@@ -14,7 +14,7 @@ from service.local.options import on_files
 @on_files(AnswerParameters)
 def command(
     photos: list[Path],
-    settings: Settings,
+    settings: CoreSettings,
     parameters: AnswerParameters,
     model: str | None,
     folder: Path,

@@ -10,7 +10,7 @@ from rich.table import Table
 from service.backend.timings import Timings
 from service.core.errors import Problem
 from service.core.schemas import dump
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters
 from service.local.output import Names, cell, make_folder, write_file
@@ -21,7 +21,7 @@ from service.pipeline.instances import Instance
 
 async def answer_files(
     photos: list[Path],
-    settings: Settings,
+    settings: CoreSettings,
     parameters: AnswerParameters,
     *,
     model: str | None,

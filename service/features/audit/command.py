@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from service.core.settings import read_settings
 from service.local.ending import end_after
-from service.local.options import Fit, Model, Models, Target
+from service.local.options import Fit, Model, Models, Target, settings_of
 
 
 def command(
+    context: typer.Context,
     photos: Annotated[
         str,
         typer.Argument(
@@ -63,7 +62,7 @@ def command(
 ) -> None:
     """Measure which methods and layers explain a model: writes a report, a recommendation, and the
     numbers of each photo."""
-    settings = read_settings(os.environ, models=models)
+    settings = settings_of(context, models)
     from service.features.audit.run import audit, seconds_of
     from service.features.batch.configuration import RunConfiguration
     from service.features.batch.run import Run

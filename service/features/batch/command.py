@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.core.errors import ConfigError
-from service.core.settings import read_settings
 from service.local.ending import end_after
-from service.local.options import Fit, Model, Models, Target
+from service.local.options import Fit, Model, Models, Target, settings_of
 
 if TYPE_CHECKING:
     from service.features.batch.run import Explainer
 
 
 def command(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -62,7 +61,7 @@ def command(
 ) -> None:
     """Explain images without a server, as many as there are: writes a picture of each and a table
     of all."""
-    settings = read_settings(os.environ, models=models)
+    settings = settings_of(context, models)
     given: dict[str, Any] = {
         "method": _one_or_more(method, "gradcam"),
         "layer": layer or "auto",

@@ -27,7 +27,7 @@ from ray.data import ActorPoolStrategy, DataContext, from_arrow
 from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, Problem, one_line
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features.batch.configuration import RunConfiguration
 from service.features.batch.decoder import Decoder
 from service.features.batch.inputs import open_inputs
@@ -108,7 +108,7 @@ class Explainers:
     """An actor that turns pixels into maps: one for each GPU or, without GPUs, for each machine."""
 
     def __init__(
-        self, settings: Settings, configuration: RunConfiguration, model: str | None
+        self, settings: CoreSettings, configuration: RunConfiguration, model: str | None
     ) -> None:
         keep_memory()
         use_all()  # Ray sets as many threads as the actor has CPUs: one
@@ -124,7 +124,7 @@ class Explainers:
         failed = sum(row.error is not None for row in rows)
         return pa.Table.from_pylist([{"images": block.num_rows, "failed": failed}], TOLD)
 
-    async def _opened(self, settings: Settings, model: str | None) -> LocalSession:
+    async def _opened(self, settings: CoreSettings, model: str | None) -> LocalSession:
         opened = local_session(settings, model, spread=True)
         session = await self._scope.enter_async_context(opened)
         default = session.replicas.model.preprocessing.default_fit
@@ -157,7 +157,7 @@ class Explainers:
 
 def _begin(
     source: str,
-    settings: Settings,
+    settings: CoreSettings,
     configuration: RunConfiguration,
     model: str | None,
     targets: list[str | None],

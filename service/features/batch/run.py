@@ -18,7 +18,7 @@ from rich.console import Console
 from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features.batch.configuration import LOCK, RECORD, RunConfiguration, source_of
 from service.features.batch.inputs import open_inputs
 from service.features.batch.parts import MANIFEST, PARTS, Parts
@@ -47,7 +47,7 @@ class Run:
     """
 
     source: str
-    settings: Settings
+    settings: CoreSettings
     configuration: RunConfiguration
     model: str | None = None
     retry_failed: bool = False

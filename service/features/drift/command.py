@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.core.settings import read_settings
 from service.local.ending import end_after
-from service.local.options import Fit, Model, Models
+from service.local.options import Fit, Model, Models, settings_of
 
 
 def command(
+    context: typer.Context,
     photos: Annotated[
         str,
         typer.Argument(
@@ -32,7 +31,7 @@ def command(
     models: Models = None,
 ) -> None:
     """Record the statistics of good photos' maps as the reference of a model: writes Parquet."""
-    settings = read_settings(os.environ, models=models)
+    settings = settings_of(context, models)
     from service.features.drift.make import make_reference
 
     given = {"method": method, "layer": layer, "fit": fit}

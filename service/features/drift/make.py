@@ -25,7 +25,7 @@ from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InvalidParameter, Problem
 from service.core.files import written_whole
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.work import raise_last
@@ -57,7 +57,7 @@ class _Made:
 
 def make_reference(
     source: str,
-    settings: Settings,
+    settings: CoreSettings,
     given: dict[str, Any],
     *,
     model: str | None,
@@ -135,7 +135,7 @@ def _write(reference: Reference, output: Path | None) -> None:
 
 
 async def _found(
-    source: str, settings: Settings, parameters: Parameters, model: str | None, console: Console
+    source: str, settings: CoreSettings, parameters: Parameters, model: str | None, console: Console
 ) -> _Made:
     with open_inputs(source) as inputs:
         if (count := len(inputs.ids)) < LEAST:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.local.options import on_files
 from service.pipeline.parameters import Parameters
 
 
 @on_files(Parameters)
 def command(
-    photos: list[Path], settings: Settings, parameters: Parameters, model: str | None, folder: Path
+    photos: list[Path],
+    settings: CoreSettings,
+    parameters: Parameters,
+    model: str | None,
+    folder: Path,
 ) -> int:
     """Explain photos without a server: writes a picture of each map, and prints a table."""
     from service.features.explain.files import explain_files

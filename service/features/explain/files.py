@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from service.core.errors import Problem
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.local.output import Names, cell, make_folder, write_file
 from service.local.session import local_session
 from service.pipeline.images import read_file
@@ -22,7 +22,7 @@ from service.pipeline.rows import Row
 
 async def explain_files(
     photos: list[Path],
-    settings: Settings,
+    settings: CoreSettings,
     parameters: Parameters,
     *,
     model: str | None,

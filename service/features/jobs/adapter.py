@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from service.features.jobs.executor import KindOfJob
 from service.features.jobs.host import Jobs
 from service.features.jobs.routes import make_jobs_router
+from service.features.jobs.settings import JobSettings
 from service.http.adapter import Adapter, Added, Parts
 
 MakeRoutes = Callable[[Jobs], APIRouter]
@@ -24,13 +25,15 @@ def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
 
     def added(parts: Parts) -> Added:
         made = [make() for make in kinds]
+        settings = parts.settings
+        assert isinstance(settings, JobSettings)
         host = Jobs(
             manager=parts.manager,
             pipeline=parts.pipeline,
             fetcher=parts.fetcher,
             admission=parts.admission,
             body_budget=parts.body_budget,
-            settings=parts.settings,
+            settings=settings,
             metrics=parts.metrics,
             kinds=[kind for kind, _ in made],
             works=parts.is_first,
@@ -41,6 +44,7 @@ def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
             running=lambda guard: host,
             failure=lambda: host.failure,
             state={"jobs": host},
+            max_streamed_bytes=settings.max_job_bytes,
         )
 
     return added

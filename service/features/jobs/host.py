@@ -20,7 +20,6 @@ from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
 from service.core.metrics import Metrics
 from service.core.pool import Pool
-from service.core.settings import Settings
 from service.features.jobs.clusters import Clusterings
 from service.features.jobs.database import Database
 from service.features.jobs.errors import unwritable
@@ -34,6 +33,7 @@ from service.features.jobs.records import Job
 from service.features.jobs.results import ResultStore
 from service.features.jobs.runner import Runner
 from service.features.jobs.schemas import Counts, JobDocument
+from service.features.jobs.settings import JobSettings
 from service.features.jobs.sources import ItemReader
 from service.features.jobs.submission import Submissions
 from service.limits.admission import Admission
@@ -108,7 +108,7 @@ class Jobs:
         fetcher: Fetcher,
         admission: Admission,
         body_budget: BodyBudget,
-        settings: Settings,
+        settings: JobSettings,
         metrics: Metrics,
         kinds: Sequence[KindOfJob] = (),
         works: bool = True,

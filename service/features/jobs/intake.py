@@ -21,7 +21,6 @@ from service.core.errors import (
     UnsupportedMediaType,
 )
 from service.core.pool import Pool
-from service.core.settings import Settings
 from service.features.jobs.collector import Collector
 from service.features.jobs.errors import no_room
 from service.features.jobs.executor import KindOfJob
@@ -29,6 +28,7 @@ from service.features.jobs.job_files import Folder
 from service.features.jobs.listing import Listing
 from service.features.jobs.readers import ArchiveReader, FormReader, JsonReader, LinesReader, Reader
 from service.features.jobs.records import Job, NewJob, parameters_json
+from service.features.jobs.settings import JobSettings
 from service.features.jobs.submission import Submissions
 from service.limits.body_budget import BodyBudget
 from service.pipeline.parameters import Parameters
@@ -66,7 +66,7 @@ class Intake:
         listing: Listing,
         manager: Backend,
         body_budget: BodyBudget,
-        settings: Settings,
+        settings: JobSettings,
         pool: Pool,
     ) -> None:
         self._runner = runner

@@ -24,9 +24,9 @@ from service.core.errors import (
     one_line,
 )
 from service.core.pool import Pool
-from service.core.settings import Settings
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Leased
+from service.features.jobs.settings import JobSettings
 from service.limits.fetch import Allowance, Fetcher
 
 READ_SECONDS: Final = 60.0
@@ -37,7 +37,7 @@ AT_ONCE: Final = 16
 class ItemReader:
     """Reads the bytes of items, up to the settings' `max_body_bytes` per image."""
 
-    def __init__(self, folder: Folder, fetcher: Fetcher, settings: Settings, pool: Pool) -> None:
+    def __init__(self, folder: Folder, fetcher: Fetcher, settings: JobSettings, pool: Pool) -> None:
         self._folder = folder
         self._fetcher = fetcher
         self._root = settings.inputs

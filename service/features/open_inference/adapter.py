@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 from service.features.open_inference.inference import Inference
 from service.features.open_inference.routes import Repository, make_open_inference_router
+from service.features.open_inference.settings import OpenInferenceSettings
 from service.http.adapter import Added, Parts
 from service.http.guard import Guard
 
@@ -13,11 +14,12 @@ from service.http.guard import Guard
 def v2(parts: Parts) -> Added:
     """Add the routes below `/v2`, and gRPC at a port of its own where the settings name one."""
     manager, settings = parts.manager, parts.settings
+    assert isinstance(settings, OpenInferenceSettings)
     inference = Inference(parts.reception, parts.pipeline, manager)
     repository = Repository(manager, parts.administration, parts.entries)
 
     def grpc(guard: Guard) -> AbstractAsyncContextManager[None]:
-        # Its packages are an extra; `service.process.listener` says so where they are missing.
+        # Its packages are an extra; `OpenInferenceSettings` says so where they are missing.
         from service.features.open_inference.grpc_server import Calls, serving_grpc
 
         calls = Calls(

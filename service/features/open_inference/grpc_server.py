@@ -36,7 +36,6 @@ from service.core.errors import (
     unexpected,
 )
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.features.open_inference.inference import (
     OUTPUTS,
     VERSION,
@@ -46,12 +45,13 @@ from service.features.open_inference.inference import (
     require_version,
 )
 from service.features.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
+from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.open_inference.tensors import from_list, from_raw
 from service.http.guard import Guard
 from service.http.reception import deadline
 from service.limits.admission import AdmittedRequest
 from service.limits.body_budget import BodyBudget, Share
-from service.limits.connections import grpc_connections
+from service.limits.connections import other_connections
 
 SERVICE: Final = "inference.GRPCInferenceService"
 CODES: Final[Mapping[int, StatusCode]] = {
@@ -126,7 +126,7 @@ class Calls:
         guard: Guard,
         body_budget: BodyBudget,
         metrics: Metrics,
-        settings: Settings,
+        settings: OpenInferenceSettings,
     ) -> None:
         self._inference = inference
         self._repository = repository
@@ -304,7 +304,9 @@ class Calls:
 
 
 @asynccontextmanager
-async def serving_grpc(calls: Calls, settings: Settings, processes: int) -> AsyncIterator[None]:
+async def serving_grpc(
+    calls: Calls, settings: OpenInferenceSettings, processes: int
+) -> AsyncIterator[None]:
     """Serve gRPC at the port of the settings while the block is open. Leaving it finishes the calls
     in progress.
 
@@ -324,7 +326,7 @@ async def serving_grpc(calls: Calls, settings: Settings, processes: int) -> Asyn
         return grpc.stream_stream_rpc_method_handler(respond)
 
     handlers = {name: handler(name) for name in calls.handlers}
-    connections = max(grpc_connections(settings) // processes, 1)
+    connections = max(other_connections(settings) // processes, 1)
     options = [
         ("grpc.max_receive_message_length", settings.max_body_bytes),
         ("grpc.max_send_message_length", -1),

@@ -1,14 +1,14 @@
 """Adapters of serving platforms' contracts to the routes of the service.
 
-What a platform says with environment variables is in `service.core.platforms`. Azure ML and KServe
-need little more than that: their contracts are addresses, and KServe's V1 and V2 are native.
+What a platform says with environment variables is in `service.features.platforms.settings`. Azure
+ML and KServe need little more than that: their contracts are addresses, and KServe's V1 and V2 are
+native.
 """
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-from service.core.platforms import EXPLAIN
 from service.features.platforms.addresses import PlatformAddresses, native_path
 from service.features.platforms.sagemaker import (
     Invocations,
@@ -16,13 +16,14 @@ from service.features.platforms.sagemaker import (
     invocation,
     make_sagemaker_router,
 )
+from service.features.platforms.settings import EXPLAIN, PlatformSettings
 from service.features.platforms.vertex import NestExplanations
 from service.http.adapter import Added, Parts
 
 
 def addresses(parts: Parts) -> Added | None:
     """Answer the addresses that a platform prescribes."""
-    routes, manager = parts.settings.routes, parts.manager
+    routes, manager = _settings(parts).routes, parts.manager
     if not routes:
         return None
     return Added(
@@ -33,7 +34,7 @@ def addresses(parts: Parts) -> Added | None:
 
 def sagemaker(parts: Parts) -> Added | None:
     """Answer SageMaker's invocations, and manage the models of its endpoints of several."""
-    settings, manager = parts.settings, parts.manager
+    settings, manager = _settings(parts), parts.manager
     if settings.platform != "sagemaker":
         return None
     several = has_several_models(settings)
@@ -50,7 +51,7 @@ def sagemaker(parts: Parts) -> Added | None:
 
 def vertex(parts: Parts) -> Added | None:
     """Nest explanations in predictions at the addresses at which Vertex AI asks for them."""
-    settings = parts.settings
+    settings = _settings(parts)
     if settings.platform != "vertex":
         return None
     paths = [path for path, native in settings.routes.items() if native == EXPLAIN]
@@ -59,7 +60,7 @@ def vertex(parts: Parts) -> Added | None:
 
 def kserve(parts: Parts) -> Added | None:
     """Ask KServe's predictor for the class to explain, where it is named."""
-    settings = parts.settings
+    settings = _settings(parts)
     if not settings.predictor_host:
         return None
     # It imports an HTTP client, without which other processes start sooner.
@@ -67,3 +68,8 @@ def kserve(parts: Parts) -> Added | None:
 
     predictor = Predictor(settings.predictor_host, seconds=settings.deadline_seconds)
     return Added(choose=predictor.choose)
+
+
+def _settings(parts: Parts) -> PlatformSettings:
+    assert isinstance(parts.settings, PlatformSettings)
+    return parts.settings

@@ -36,8 +36,8 @@ from service.core.errors import (
 )
 from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
-from service.core.settings import Settings
 from service.features.platforms.addresses import at
+from service.features.platforms.settings import PlatformSettings
 from service.http.access import needs
 from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
 from service.models.catalog import NAME, ModelEntry, read_catalog
@@ -107,13 +107,13 @@ class ModelToLoad(BaseModel):
     )
 
 
-def has_several_models(settings: Settings) -> bool:
+def has_several_models(settings: PlatformSettings) -> bool:
     """Return whether the service is an endpoint with several models, which SageMaker loads."""
     return settings.platform == "sagemaker" and settings.starts_empty
 
 
 def make_sagemaker_router(
-    *, manager: Backend, administration: AdministrationRoutes, settings: Settings
+    *, manager: Backend, administration: AdministrationRoutes, settings: PlatformSettings
 ) -> APIRouter:
     """Make the routes of batch transform and, if there are several models, those that manage them.
 

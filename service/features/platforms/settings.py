@@ -1,4 +1,4 @@
-"""What serving platforms say with environment variables of their own, as settings of the service.
+"""The settings of platforms, and what platforms say with variables and arguments of their own.
 
 A platform authenticates callers before their requests reach the container, which therefore needs
 no keys. On KServe the container can be reached from the whole cluster, so there it does. The
@@ -7,10 +7,16 @@ platform's router chooses the name in `Host`, which is therefore not judged.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from service.core.settings import CoreSettings
 
 Environment = Mapping[str, str]
 EXPLAIN: Final = "/v1/models/{model}:explain"
@@ -65,7 +71,7 @@ PLATFORMS: Final[Mapping[str, tuple[Callable[[Environment], dict[str, Any]], tup
 """Name of a platform → its settings, and the variables by one of which it is known."""
 
 
-def platform_settings(environment: Environment, platform: str | None) -> dict[str, Any]:
+def _of_platform(environment: Environment, platform: str | None) -> dict[str, Any]:
     """Return the settings that a platform implies.
 
     Args:
@@ -97,7 +103,7 @@ KSERVE_ARGUMENTS: Final = {
 """Argument with which KServe starts a container → the setting that it is."""
 
 
-def kserve_settings(arguments: Sequence[str]) -> dict[str, Any]:
+def _of_kserve(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings that KServe's arguments are, such as `--model_name=birds` or `--http_port
     8080`. Its further arguments are for its own servers, and are left out. There are no settings if
     none of the arguments is KServe's."""
@@ -107,3 +113,65 @@ def kserve_settings(arguments: Sequence[str]) -> dict[str, Any]:
     }
     known = {KSERVE_ARGUMENTS[name]: v for name, v in given.items() if name in KSERVE_ARGUMENTS}
     return {"platform": "kserve", **known} if known else {}
+
+
+def _routes(given: object) -> object:
+    """Return the pairs of a text like `/a=/b,/c=/d`."""
+    if not isinstance(given, str):
+        return given
+    pairs = (part.strip().partition("=") for part in given.split(",") if part.strip())
+    return {address: native for address, _, native in pairs}
+
+
+def _absolute(given: dict[str, str]) -> dict[str, str]:
+    for address, native in given.items():
+        if not (address.startswith("/") and native.startswith("/")):
+            raise PydanticCustomError(
+                "route", "a route is like /score=/v1/models/{model}:explain, two paths"
+            )
+        if unknown := re.search(r"\{[^{}]*\}?|\}", native.replace("{model}", "")):
+            raise PydanticCustomError(
+                "route",
+                "a route may have the field {allowed}, and has {unknown}",
+                {"allowed": "{model}", "unknown": unknown[0][:80]},
+            )
+    return given
+
+
+Routes = Annotated[dict[str, str], BeforeValidator(_routes), AfterValidator(_absolute)]
+
+
+class PlatformSettings(CoreSettings):
+    """Which platform's contract the service follows, and where."""
+
+    load_folder: Path = Field(
+        Path("/opt/ml/models"),
+        description="folder below which SageMaker may name the models that it loads, on an "
+        "endpoint with several models",
+    )
+    platform: Literal["none", "sagemaker", "vertex", "azure", "kserve"] = Field(
+        "none",
+        description="platform whose contract the service follows; without it, the one whose own "
+        "variables are set",
+    )
+    routes: Routes = Field(
+        {},
+        description="further addresses of routes, such as `/score=/v1/models/{model}:explain`, "
+        "with commas between them; `{model}` is the first model",
+    )
+    predictor_host: str | None = Field(
+        None,
+        min_length=1,
+        description="host of the predictor of KServe's V1 protocol, which is asked for the class "
+        "to explain where a request names none",
+    )
+
+    @classmethod
+    def implied(cls, environment: Environment, given: Mapping[str, Any]) -> dict[str, Any]:
+        return super().implied(environment, given) | _of_platform(
+            environment, given.get("platform")
+        )
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str]) -> dict[str, Any]:
+        return super().of_arguments(arguments) | _of_kserve(arguments)

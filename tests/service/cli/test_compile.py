@@ -13,10 +13,10 @@ from service.cli.compile import compile_packages
 from service.cli.main import main
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.engine.warming import warm_paths
 from service.loading.served_model import load
 from service.models.catalog import read_catalog
+from service.settings import Settings
 
 ENTRY = """
 [[models]]

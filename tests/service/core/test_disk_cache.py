@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.core.disk_cache import OFF, DiskCache
-from service.core.settings import read_settings
+from service.settings import Settings
 
 
 def test_what_is_written_is_read_by_another_process(tmp_path: Path) -> None:
@@ -131,6 +131,6 @@ def test_the_folder_is_the_user_s_unless_a_setting_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/of/the/user")
-    assert read_settings({}).cache == Path("/of/the/user/gradcam")
-    assert read_settings({"GRADCAM_CACHE": "/else"}).cache == Path("/else")
-    assert read_settings({"GRADCAM_CACHE": "off"}).cache is None
+    assert Settings.read({}).cache == Path("/of/the/user/gradcam")
+    assert Settings.read({"GRADCAM_CACHE": "/else"}).cache == Path("/else")
+    assert Settings.read({"GRADCAM_CACHE": "off"}).cache is None

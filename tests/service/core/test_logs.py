@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.logs import logging_set_up
-from service.core.settings import Settings
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_overload import FRAGILE
 from tests.service.live import serving

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from service.core.errors import ConfigError
-from service.core.settings import Settings, read_settings
+from service.settings import Settings
 
 
 def test_defaults_without_environment() -> None:
-    found = read_settings({"PATH": "/bin"})
+    found = Settings.read({"PATH": "/bin"})
     assert found.cache
     assert found.cache.name == "gradcam"
     assert found == Settings(cache=found.cache)
@@ -17,13 +17,13 @@ def test_defaults_without_environment() -> None:
 
 def test_environment_then_options() -> None:
     environment = {"GRADCAM_PORT": "9000", "GRADCAM_HOST": "0.0.0.0", "GRADCAM_MODELS": "m.toml"}
-    found = read_settings(environment, port=9001, host=None)
+    found = Settings.read(environment, port=9001, host=None)
     assert (found.host, found.port, found.models) == ("0.0.0.0", 9001, Path("m.toml"))
 
 
 def test_three_full_batches_fit_unless_a_limit_was_set() -> None:
-    assert read_settings({}).fitting("max_queue", 400) == 1200
-    found = read_settings({"GRADCAM_MAX_QUEUE": "1024"})
+    assert Settings.read({}).fitting("max_queue", 400) == 1200
+    found = Settings.read({"GRADCAM_MAX_QUEUE": "1024"})
     assert found.fitting("max_queue", 400) == 0
     assert found.fitting("pixel_budget", 400) == 1200
 
@@ -54,4 +54,4 @@ def test_a_mistake_names_the_setting_its_value_and_what_is_allowed(
     environment: dict[str, str], given: dict[str, int], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        read_settings(environment, **given)
+        Settings.read(environment, **given)

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from threadpoolctl import threadpool_info
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.core.threads import WAITING, one_each, spin_briefly
+from service.settings import Settings
 
 
 def of_numpy() -> list[int]:

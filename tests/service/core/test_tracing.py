@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 from torch import nn
 
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.core.tracing import tracing
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.cam.nets import Slow
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE, TINY

@@ -19,11 +19,11 @@ from service.app import create_app
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
-from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.settings import Settings
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 

@@ -10,8 +10,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 from torch import nn
 
-from service.core.settings import Settings
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.cam.positions.test_separation import Seeing
 from tests.service.conftest import encoded, running_app
 

@@ -28,12 +28,12 @@ from service.core.errors import (
     UnknownModel,
 )
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine.engine import BACKGROUND_GROUP, Engine, smallest_that_pays
 from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import ModelInput
+from service.settings import Settings
 from tests.cam.nets import hook_count
 from tests.waiting import settled, until_async
 

@@ -8,9 +8,9 @@ import pytest
 
 from service.core.errors import ConfigError
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.models.catalog import read_catalog
+from service.settings import Settings
 
 built: list[str] = []
 

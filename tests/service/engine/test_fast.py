@@ -24,13 +24,13 @@ from cam.passes.fidelity import likeness
 from service.app import create_app
 from service.backend.work import Explain
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.engine.warming import warm_paths
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.settings import Settings
 from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, wait_until_ready
 

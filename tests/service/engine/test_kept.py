@@ -15,11 +15,11 @@ import torch
 from cam import ClassTarget, Question
 from service.backend.work import Explain
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.settings import Settings
 from tests.service.engine.test_fast import TINY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

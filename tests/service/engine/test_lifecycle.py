@@ -12,13 +12,13 @@ import pytest
 from service.core.disk_cache import DiskCache
 from service.core.errors import Problem
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine import lifecycle as place
 from service.engine.engine import Engine
 from service.engine.lifecycle import ModelLifecycle
 from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.service.features.jobs.conftest import TINY
 from tests.waiting import until_async
 

@@ -22,13 +22,13 @@ from service.app import create_app
 from service.backend.work import CompareDrift, Explain
 from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.settings import Settings
 from tests.cam.nets import hook_count
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.waiting import until_async

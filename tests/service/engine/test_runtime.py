@@ -19,11 +19,11 @@ from cam.passes.batch_answer import BatchAnswer
 from cam.passes.fast import FastPath
 from service.app import create_app
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.engine.warming import warm_paths
 from service.loading import paths as loading_paths
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.service.conftest import running_app, wait_until_ready
 from tests.service.engine.test_fast import TINY, heat
 

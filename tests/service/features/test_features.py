@@ -21,8 +21,9 @@ import service.features
 from service import app
 from service.backend.interface import Listener
 from service.cli.main import cli
+from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
-from service.core.settings import Settings
+from service.core.settings import CoreSettings
 from service.features import COMMANDS, adapters, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
@@ -30,6 +31,7 @@ from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import PredictParameters, PredictRequest
 from service.pipeline.pipeline import Pipeline
+from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 
 ROOT = Path(__file__).parents[3]
@@ -160,6 +162,26 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
         assert alone == []
 
 
+def test_a_setting_of_the_core_is_not_one_features_own() -> None:
+    service = ROOT / "service"
+    core = [
+        path.read_text()
+        for path in service.rglob("*.py")
+        if not path.is_relative_to(service / "features") and path.name != "settings.py"
+    ]
+    read = {name for text in core for name in re.findall(r"settings\.(\w+)", text)}
+    assert set(CoreSettings.model_fields) - read == set()
+    assert not set(Settings.model_fields) - set(CoreSettings.model_fields) & read
+
+
+def test_a_command_knows_the_variables_of_all_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADCAM_MAX_JOBS", "3")
+    monkeypatch.setenv("GRADCAM_MAX_JOB", "3")
+    said = CliRunner().invoke(cli, ["explain", "photo.jpg"])
+    assert isinstance(said.exception, ConfigError)
+    assert "did you mean GRADCAM_MAX_JOBS" in str(said.exception)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOLDERS))
 def test_a_feature_is_deleted(
@@ -174,7 +196,8 @@ def test_a_feature_is_deleted(
         shutil.rmtree(tmp_path / "service" / path)
     folders = [path.removeprefix("features/") for path in gone if path != "client"]
     for folder in folders:
-        forget(tmp_path / "service" / "features" / "__init__.py", folder)
+        for lists in ("features/__init__.py", "settings.py"):
+            forget(tmp_path / "service" / lists, folder)
     project = tmp_path / "pyproject.toml"
     project.write_text(
         unlisted(project.read_text(), [*folders, "client"] if "client" in gone else folders)
@@ -195,7 +218,7 @@ def test_a_feature_is_deleted(
 def forget(file: Path, folder: str) -> None:
     """Remove what the lists say of a folder."""
     text = file.read_text()
-    imports = rf"    from service\.features\.{folder}\.\w+ import (.*)\n"
+    imports = rf"(?m)^ *from service\.features\.{folder}\.\w+ import (.*)\n"
     names = [name for found in re.findall(imports, text) for name in found.split(", ")]
     text = re.sub(imports, "", text)
     text = re.sub(rf'    "\w+": "service\.features\.{folder}\..*",\n', "", text)

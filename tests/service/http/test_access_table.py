@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 from starlette.types import Scope
 
 from service.app import create_app
-from service.core.settings import read_settings
 from service.http.access import AccessTable, flat, needs
 from service.http.page import PATHS
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
@@ -37,7 +37,7 @@ ODD = ("", "*", "/", "//", "/v1/models\n", "/healthz\n", "/healthz/", "/v2/model
 @pytest.mark.parametrize("mode", MODES)
 def test_every_route_declares_its_access(mode: str) -> None:
     """Making the app raises if one does not. A path that is not open is closed to strangers."""
-    app = create_app(read_settings(MODES[mode]), [])
+    app = create_app(Settings.read(MODES[mode]), [])
     table, routes = AccessTable(app.routes), list(flat(app.routes))
     assert len(routes) > 40
     open_paths = set()
@@ -55,7 +55,7 @@ def test_every_route_declares_its_access(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_table_and_the_router_choose_the_same_route(mode: str) -> None:
-    app = create_app(read_settings(MODES[mode]), [])
+    app = create_app(Settings.read(MODES[mode]), [])
     table, routes = AccessTable(app.routes), list(flat(app.routes))
     paths = {
         getattr(route, "path_format", "").replace("{", "").replace("}", "") for route in routes
@@ -143,7 +143,7 @@ NO_WORK = [
 
 
 def test_work_on_a_model_is_known_by_its_route() -> None:
-    table = AccessTable(create_app(read_settings({}), []).routes)
+    table = AccessTable(create_app(Settings.read({}), []).routes)
     for path, model in WORK.items():
         found = table.lookup("POST", path)
         assert found
@@ -164,7 +164,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(keys: dict[str, str]) -> Iterator[TestClient]:
-    with running_app(read_settings({"GRADCAM_KEYS": keys["file"]}), [FRAGILE]) as client:
+    with running_app(Settings.read({"GRADCAM_KEYS": keys["file"]}), [FRAGILE]) as client:
         yield client
 
 
@@ -220,7 +220,7 @@ def test_reading_needs_any_key(guarded: TestClient, keys: dict[str, str]) -> Non
 def test_jobs_may_be_larger_than_other_bodies(tmp_path: Path) -> None:
     """Both routes that write a body to the disk as it arrives, and no other."""
     given = {"GRADCAM_MAX_BODY_BYTES": "100", "GRADCAM_JOBS": str(tmp_path)}
-    with running_app(read_settings(given), [FRAGILE]) as client:
+    with running_app(Settings.read(given), [FRAGILE]) as client:
         kind = {"Content-Type": "application/zip"}
         image = {"Content-Type": "image/png"}
         for path, refused in (

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from service.app import create_app
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.limits.keys import new_key
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message
 
 from service.core.errors import DeadlineExceeded
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.http.middleware import PIECE, Deliver
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

@@ -15,11 +15,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.core.errors import BodyTooLarge, Overloaded
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.http.access import Access
 from service.http.encodings import PIECE
 from service.http.guard import LimitBody
 from service.limits.body_budget import BodyBudget
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.features.open_inference.test_routes import image
 from tests.service.http.test_bad_input import check

@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 
 import tests.serializers  # noqa: F401 - it registers them
 from service.app import create_app
-from service.core.settings import Settings
+from service.settings import Settings
 from tests.service.live import ROOT
 
 DOCUMENT: dict[str, Any] = json.loads((ROOT / "openapi" / "openapi.json").read_text())

@@ -14,8 +14,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 from tests.service.http.test_bad_input import check
 

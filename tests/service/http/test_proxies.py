@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from bench.rolling import CONFIGURATION, NGINX, nginx
 from service.app import create_app
-from service.core.settings import read_settings
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
@@ -35,7 +35,7 @@ PUBLIC = {
 @contextmanager
 def behind(peer: str, folder: Path, **given: Any) -> Iterator[TestClient]:
     """The service, asked from an address."""
-    settings = read_settings({"GRADCAM_JOBS": str(folder)}, **given)
+    settings = Settings.read({"GRADCAM_JOBS": str(folder)}, **given)
     app = create_app(settings, [FRAGILE])
     with TestClient(app, client=(peer, 50_000), follow_redirects=False) as client:
         wait_until_ready(client)

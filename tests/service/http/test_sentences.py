@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.errors import ConfigError
-from service.core.settings import Settings, read_settings
 from service.limits.keys import new_key
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.settings import Settings
 from tests.service.conftest import MODEL, encoded, noise, running_app, wait_until_ready
 from tests.waiting import until
 
@@ -103,10 +103,10 @@ def test_an_unknown_key_is_not_a_missing_one(tmp_path: Path) -> None:
 def test_an_origin_that_never_matches_is_refused(origins: str, good: bool) -> None:
     environment = {"GRADCAM_CORS_ORIGINS": origins}
     if good:
-        assert read_settings(environment).cors_origins
+        assert Settings.read(environment).cors_origins
         return
     with pytest.raises(ConfigError, match=r"an origin is like https://app\.example"):
-        read_settings(environment)
+        Settings.read(environment)
 
 
 @pytest.mark.slow

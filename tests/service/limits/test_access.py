@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.http.page import PATHS
 from service.limits import keys as keys_module
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

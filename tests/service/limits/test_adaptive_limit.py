@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from service.core.settings import Settings
 from service.limits.adaptive_limit import (
     FIRST,
     LEAST,
@@ -26,6 +25,7 @@ from service.limits.adaptive_limit import (
     without_end,
 )
 from service.limits.counters import LocalCounts, ServiceCounts, SharedCounts, table
+from service.settings import Settings
 from tests.service.limits.simulated import Clock, Simulated
 
 MOST = 4096

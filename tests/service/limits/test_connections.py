@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from service.core.settings import Settings
-from service.limits.connections import grpc_connections, most_connections, raise_file_limit
+from service.limits.connections import most_connections, other_connections, raise_file_limit
+from service.settings import Settings
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def test_connections_leave_files_for_probes(
 
 def test_grpc_has_a_share_of_the_connections(files: Callable[[int, int], object]) -> None:
     files(4096, 4096)
-    assert grpc_connections(Settings()) == 0
-    assert grpc_connections(Settings(grpc_port=8081, max_connections=400)) == 100
+    assert other_connections(Settings()) == 0
+    assert other_connections(Settings(grpc_port=8081, max_connections=400)) == 100
 
 
 def test_the_limit_of_files_is_raised_to_what_is_allowed(

@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
-from service.core.settings import Settings
 from service.http.access import AccessTable, needs
 from service.http.guard import Guard
 from service.limits.admission import Admission
 from service.limits.keys import new_key, read_keys
 from service.limits.rates import Rates
+from service.settings import Settings
 from tests.service.conftest import running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

@@ -14,12 +14,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.errors import BodyTooLarge, Problem, UnfetchableImage
-from service.core.settings import Settings
 from service.http.reception import fill
 from service.limits import download
 from service.limits.fetch import Allowance, Fetcher
 from service.pipeline.instances import Instance, Remote
 from service.pipeline.parameters import Parameters
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.core.settings import Settings
 from service.loading.devices import devices, usable
 from service.local.session import MOST_COPIES, local_session
+from service.settings import Settings
 
 CORES = min(len(usable()), MOST_COPIES)
 

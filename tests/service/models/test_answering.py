@@ -26,11 +26,11 @@ from service.cli.main import cli
 from service.client import Client
 from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.loading.answering import SHAPES
 from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
+from service.settings import Settings
 from tests.answering import family
 from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values

@@ -13,9 +13,9 @@ from typing import TypeVar
 import pytest
 import torch
 
-from service.core.settings import Settings
 from service.loading.devices import bind
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 
 Value = TypeVar("Value")

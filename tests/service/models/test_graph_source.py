@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import cam
 from cam import METHODS
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.export import export
 from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
+from service.settings import Settings
 from tests.cam.nets import as_after_training
 from tests.service.conftest import running_app, wait_until_ready
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 
 TEXT = (Path(__file__).parents[3] / "docs" / "huggingface.md").read_text()

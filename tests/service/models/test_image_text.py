@@ -16,9 +16,9 @@ from PIL import Image
 
 from cam import ClassTarget
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.served_model import check, load
 from service.models.catalog import ModelEntry, read_catalog
+from service.settings import Settings
 from tests.image_text import image_processor, image_text_model, tokenizer
 from tests.service.conftest import running_app, values
 from tests.service.live import ROOT, serving

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 

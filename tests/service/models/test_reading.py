@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from cam.methods import attention, attnlrp, biases, relevance
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
+from service.settings import Settings
 from tests.service.conftest import encoded, running_app, values
 
 FACTORIES = "factory:tests.service.factories:"

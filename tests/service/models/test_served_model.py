@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from cam import explain
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
+from service.settings import Settings
 from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, running_app, values
 from tests.service.factories import evil_checkpoint

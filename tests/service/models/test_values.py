@@ -14,9 +14,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
+from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.features.batch.batches import Shell, rows
 from tests.service.features.explain.test_files import explain

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.pipeline import test_methods_compared as compared

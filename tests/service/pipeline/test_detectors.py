@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from cam.outputs.detection_forms import DetectionForm
 from service.core import choices
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.loading.served_model import load
 from service.loading.transforms import preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.features.audit.test_run import audit
 

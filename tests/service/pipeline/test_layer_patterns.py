@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.conftest import running_app
 
 CATALOG = """

@@ -15,8 +15,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam import METHODS, spearman
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, running_app, values
 
 CATALOG = """

@@ -19,7 +19,6 @@ from service.backend.work import CompareDrift, Evaluate, Explain, Work
 from service.core.errors import InvalidParameter, NotAcceptable, Problem, UndecodableImage
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
-from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.features.evaluate.judge import evaluate
@@ -31,6 +30,7 @@ from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline
 from service.pipeline.rendering import Drawing
 from service.pipeline.result import NPY, AnswerBudget
+from service.settings import Settings
 from tests.service.conftest import encoded, noise
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ import torch
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
-from service.core.settings import Settings
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app, values
 
 HERE = "factory:tests.service.pipeline.test_reused_layers:twice"

@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 from cam.evaluation.metrics import METRICS, MetricOptions
 from service.app import create_app
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
+from service.settings import Settings
 from tests.service.conftest import values, wait_until_ready
 from tests.service.features.audit.photos import catalog, photo
 

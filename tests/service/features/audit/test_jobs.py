@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.features.audit.schemas import AuditDocument
 from service.features.jobs.database import FILE
 from service.features.jobs.database_tables import VERSION
 from service.models.catalog import read_catalog
+from service.settings import Settings
 from tests.service.features.audit.photos import catalog, photo
 from tests.service.features.jobs.conftest import TINY, app_with
 from tests.service.features.jobs.forms import (

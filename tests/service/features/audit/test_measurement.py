@@ -13,7 +13,6 @@ from cam.evaluation.metrics import MetricOptions
 from service.backend.interface import ModelBackend
 from service.backend.work import Explain, Work
 from service.core.errors import OutOfMemory
-from service.core.settings import Settings
 from service.features.audit.grids import Neighbours
 from service.features.audit.measurement import MAP_SIDE, AuditMeasurement
 from service.features.audit.plan import STAGES, plan_of
@@ -22,6 +21,7 @@ from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
+from service.settings import Settings
 from tests.service.features.audit.photos import catalog, photo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -22,9 +22,9 @@ from cam.drift.shift import LEAST
 from service.app import create_app
 from service.cli.main import main
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
+from service.settings import Settings
 from tests.service.conftest import wait_until_ready
 from tests.service.features.audit.photos import catalog, photo, photos
 

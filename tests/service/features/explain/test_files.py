@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from service.cli.main import cli, main
 from service.core.errors import ConfigError
-from service.core.settings import Settings
 from service.models.catalog import read_catalog
 from service.pipeline.parameters import Parameters
+from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.live import ROOT
 

@@ -14,8 +14,8 @@ import httpx2
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.models.catalog import ModelEntry
+from service.settings import Settings
 from tests import waiting
 from tests.service.conftest import wait_until_ready
 

@@ -12,8 +12,8 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.settings import Settings
 from tests.service.conftest import restarted, wait_until_ready
 from tests.service.features.jobs.forms import states, strays
 from tests.waiting import until

@@ -14,8 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.features.jobs.database_tables import CHUNK
+from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.features.jobs.forms import (
     FORMS,

@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.features.jobs.collector import CHUNK_BYTES, Collector
 from service.features.jobs.records import MOST_ID_BYTES
 from service.features.jobs.runner import AT_ONCE
+from service.settings import Settings
 from tests import waiting
 from tests.chaos.stage import staged
 from tests.service.conftest import encoded, noise

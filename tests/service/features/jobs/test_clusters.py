@@ -15,7 +15,6 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam.drawing.heatmap import Float
-from service.core.settings import Settings
 from service.features.jobs import clusters
 from service.features.jobs import routes as job_routes
 from service.features.jobs.clusters import Clusterings, spread
@@ -23,6 +22,7 @@ from service.features.jobs.errors import NoMaps, UnknownJob
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Finished, Job
 from service.features.jobs.results import ResultStore
+from service.settings import Settings
 from tests.cam.clusters.synthetic import blobs
 from tests.service.conftest import encoded, noise
 from tests.service.features.jobs.conftest import SLOW, TINY, app_with

@@ -14,9 +14,9 @@ import schemathesis
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.features.jobs.database import FILE
 from service.features.jobs.database_tables import CHUNK, VERSION
+from service.settings import Settings
 from tests import waiting
 from tests.service.conftest import encoded, noise
 from tests.service.features.jobs.conftest import MOST_BYTES, SLOW, TINY, app_with

@@ -23,8 +23,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.core.settings import Settings
 from service.features.jobs.janitor import BEAT_SECONDS
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, pixels, values
 from tests.service.features.jobs.conftest import SLOW, TINY, app_with
 from tests.service.features.jobs.forms import (

@@ -13,8 +13,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.features.jobs.sources import AT_ONCE, READ_SECONDS
+from service.settings import Settings
 from tests.service.conftest import encoded, noise
 from tests.service.features.jobs.conftest import MOST_BYTES, TINY, app_with
 from tests.service.features.jobs.forms import (

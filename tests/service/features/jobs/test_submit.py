@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.core.settings import Settings
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
 from tests.service.features.jobs.conftest import TINY, app_with
 from tests.service.features.jobs.forms import (

@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.errors import MOST_TRIES, Unavailable
-from service.core.settings import Settings
 from service.engine.engine import Engine
 from service.engine.manager import ModelManager
 from service.features.jobs.database import Database
@@ -28,6 +27,7 @@ from service.features.jobs.routes import PAGE
 from service.features.jobs.runner import LEASE_ITEMS, Runner
 from service.features.jobs.submission import Submissions
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests import waiting
 from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged

@@ -20,12 +20,12 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from service.core.errors import ConfigError, Problem
-from service.core.settings import Settings
 from service.features import open_inference
 from service.features.open_inference import grpc_server
 from service.features.open_inference.grpc_server import CODES
 from service.limits.keys import new_key
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.http.test_overload import FRAGILE
 from tests.service.live import free_port

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.core.settings import Settings
 from service.features.open_inference.tensors import Tensor, from_raw
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE
 

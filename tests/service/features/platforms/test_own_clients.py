@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient import http as triton
 
-from service.core.settings import Settings
+from service.settings import Settings
 from tests.service.conftest import MODEL
 from tests.service.live import ROOT, free_port, serving
 

@@ -19,11 +19,10 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from service.core.errors import ConfigError, QueueFull, Unexplainable
-from service.core.platforms import kserve_settings
-from service.core.settings import Settings, read_settings
 from service.features.platforms.predictor import class_of
 from service.models.catalog import EMBEDDED, read_catalog
 from service.models.store import copied
+from service.settings import Settings
 from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, running_app
 from tests.service.http.test_overload import FRAGILE
 from tests.waiting import until
@@ -57,19 +56,19 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sagemaker() -> Iterator[TestClient]:
-    settings = read_settings({"GRADCAM_PLATFORM": "sagemaker"})
+    settings = Settings.read({"GRADCAM_PLATFORM": "sagemaker"})
     with running_app(settings, [EMBEDDED, FRAGILE]) as client:
         yield client
 
 
 def test_sagemaker_implies_its_port_and_host() -> None:
-    settings = read_settings({"SAGEMAKER_BIND_TO_PORT": "8081"})
+    settings = Settings.read({"SAGEMAKER_BIND_TO_PORT": "8081"})
     assert (settings.platform, settings.host, settings.port) == ("sagemaker", "0.0.0.0", 8081)
     assert settings.insecure
-    assert read_settings({"GRADCAM_PLATFORM": "sagemaker", "GRADCAM_PORT": "9"}).port == 9
-    assert read_settings({"SAGEMAKER_BIND_TO_PORT": "1", "GRADCAM_PLATFORM": "none"}).port == 8000
-    assert not read_settings({"SAGEMAKER_BIND_TO_PORT": "1"}).starts_empty
-    assert read_settings({"SAGEMAKER_MULTI_MODEL": "true"}).starts_empty
+    assert Settings.read({"GRADCAM_PLATFORM": "sagemaker", "GRADCAM_PORT": "9"}).port == 9
+    assert Settings.read({"SAGEMAKER_BIND_TO_PORT": "1", "GRADCAM_PLATFORM": "none"}).port == 8000
+    assert not Settings.read({"SAGEMAKER_BIND_TO_PORT": "1"}).starts_empty
+    assert Settings.read({"SAGEMAKER_MULTI_MODEL": "true"}).starts_empty
 
 
 @pytest.mark.slow
@@ -144,7 +143,7 @@ def test_sagemaker_plans_a_batch_transform(sagemaker: TestClient) -> None:
 def vertex() -> Iterator[TestClient]:
     environment = {"AIP_HTTP_PORT": "8085", "AIP_HEALTH_ROUTE": "/v1/endpoints/1/deployedModels/2"}
     environment["AIP_PREDICT_ROUTE"] = "/v1/endpoints/1/deployedModels/2:predict"
-    settings = read_settings(environment)
+    settings = Settings.read(environment)
     assert (settings.platform, settings.host, settings.port) == ("vertex", "0.0.0.0", 8085)
     with running_app(settings) as client:
         yield client
@@ -184,7 +183,7 @@ def test_vertex_passes_raw_predictions_on(vertex: TestClient, cat: bytes) -> Non
 
 
 def test_azure_scores(folder: Path) -> None:
-    settings = read_settings({"AZUREML_MODEL_DIR": str(folder)})
+    settings = Settings.read({"AZUREML_MODEL_DIR": str(folder)})
     assert (settings.platform, settings.port, settings.insecure) == ("azure", 5001, True)
     with running_app(settings, read_catalog(settings.models)) as client:
         assert client.get("/healthz").status_code == 200
@@ -204,10 +203,10 @@ def test_kserve_arguments_are_settings() -> None:
         "true",
         "--workers=3",
     ]
-    settings = kserve_settings(given)
+    settings = Settings.of_arguments(given)
     assert settings == {"platform": "kserve", "model_name": "birds", "port": "8081", "doors": "3"}
-    assert kserve_settings(["--prot", "80"]) == {}
-    read = read_settings({}, **settings)
+    assert Settings.of_arguments(["--prot", "80"]) == {}
+    read = Settings.read({}, **settings)
     assert (read.host, read.port, read.doors, read.model_name) == ("0.0.0.0", 8081, 3, "birds")
 
 
@@ -338,11 +337,11 @@ def test_models_of_a_store(folder: Path) -> None:
 @pytest.mark.parametrize("routes", ["/score", "score=/readyz", "/a=b", "="])
 def test_a_route_is_two_paths(routes: str) -> None:
     with pytest.raises(ConfigError, match=r"GRADCAM_ROUTES=.*two paths"):
-        read_settings({"GRADCAM_ROUTES": routes})
+        Settings.read({"GRADCAM_ROUTES": routes})
 
 
 def test_a_route_of_ones_own() -> None:
-    settings = read_settings({"GRADCAM_ROUTES": "/score=/v1/models/{model}:predict, /up=/healthz"})
+    settings = Settings.read({"GRADCAM_ROUTES": "/score=/v1/models/{model}:predict, /up=/healthz"})
     with running_app(settings, [FRAGILE]) as client:
         assert client.get("/up").json() == {"status": "ok"}
         until(lambda: client.get("/readyz").status_code == 200, 30)

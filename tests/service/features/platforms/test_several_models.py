@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.errors import Forbidden, InvalidParameter, Problem, UnknownModel
-from service.core.settings import read_settings
 from service.features.platforms.sagemaker import read_model
 from service.limits.keys import new_key
+from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
@@ -44,7 +44,7 @@ def write(folder: Path, entry: str) -> Path:
 
 @contextmanager
 def endpoint(root: Path, **environment: str) -> Iterator[TestClient]:
-    settings = read_settings(MULTI | {"GRADCAM_LOAD_FOLDER": str(root), **environment})
+    settings = Settings.read(MULTI | {"GRADCAM_LOAD_FOLDER": str(root), **environment})
     with TestClient(create_app(settings, [])) as client:
         yield client
 
@@ -186,7 +186,7 @@ def test_a_failed_load_leaves_nothing(root: Path) -> None:
 
 @pytest.mark.parametrize("environment", [{"GRADCAM_PLATFORM": "sagemaker"}, {}])
 def test_other_services_have_no_such_routes(root: Path, environment: dict[str, str]) -> None:
-    with running_app(read_settings(environment), [FRAGILE]) as client:
+    with running_app(Settings.read(environment), [FRAGILE]) as client:
         for method, path in (
             ("GET", "/models"),
             ("POST", "/models"),

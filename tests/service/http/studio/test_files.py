@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from cam.drawing.overlay import COLORMAPS, colorize
 from service.app import create_app
-from service.core.settings import Settings
 from service.http.page import BUILT, PATHS
 from service.limits.keys import new_key
+from service.settings import Settings
 
 STUDIO = BUILT.parent
 LIGHT = 250_000

@@ -1,0 +1,58 @@
+"""The settings of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from service.core.errors import ConfigError
+from service.core.settings import CoreSettings, Names
+
+
+class JobSettings(CoreSettings):
+    """Where jobs are kept, and how many and how large they can be."""
+
+    jobs: Path | None = Field(
+        None,
+        description="folder in which jobs and their results are kept; without it `gradcam/jobs` in "
+        "the user's folder for such things",
+    )
+    jobs_database: str | None = Field(
+        None,
+        description="SQLAlchemy's URL of a PostgreSQL database that several replicas share, with "
+        "the folder; without it SQLite in the folder",
+    )
+    max_jobs: int = Field(
+        100, ge=0, description="most unfinished jobs at a time; beyond it a job gets a 429"
+    )
+    max_job_items: int = Field(1_000_000, ge=1, description="most images of one job")
+    max_job_bytes: int = Field(
+        2_000_000_000, ge=1, description="largest body of a job, and what an archive unpacks to"
+    )
+    jobs_bytes: int = Field(
+        20_000_000_000,
+        ge=1,
+        description="most bytes of all jobs and results on the disk; above this limit new jobs "
+        "get a 507, and running jobs wait",
+    )
+    job_retention_seconds: float = Field(
+        604_800.0, gt=0, description="how long a job and its results are kept when it has ended"
+    )
+    inputs: Path | None = Field(
+        None, description="folder below which a job may name its images by `path`"
+    )
+    input_uris: Names = Field(
+        (),
+        description="patterns of places from which a job may name its images by `uri`, like "
+        "`s3://bucket/*`, read through fsspec",
+    )
+
+    def check_replicas(self, count: int) -> None:
+        super().check_replicas(count)
+        if count > 1 and self.max_jobs and self.jobs is None:
+            raise ConfigError(
+                f"max_replicas={count}: a job that one replica takes is unknown to the others; "
+                "name a folder that all share, jobs=FOLDER, and where they are on several machines "
+                "jobs_database=URL; or take no jobs, max_jobs=0"
+            )
