@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from cam.answers.explain import answer_in_steps, explain_answer
     from cam.answers.vision_language import VisionLanguageModel
     from cam.api import explain
-    from cam.evaluation.evaluate import evaluate
+    from cam.evaluation.evaluate import evaluate, evaluate_in_steps
+    from cam.evaluation.randomisation import randomised_in_steps
     from cam.hooks.capture import Capture
     from cam.hooks.change import Change, ablate, clamp, scale
     from cam.hooks.replay import Replay
@@ -48,7 +49,8 @@ _HOMES = {
     "cam.answers.explain": ("answer_in_steps", "explain_answer"),
     "cam.answers.vision_language": ("VisionLanguageModel",),
     "cam.api": ("explain",),
-    "cam.evaluation.evaluate": ("evaluate",),
+    "cam.evaluation.evaluate": ("evaluate", "evaluate_in_steps"),
+    "cam.evaluation.randomisation": ("randomised_in_steps",),
     "cam.hooks.capture": ("Capture",),
     "cam.hooks.change": ("Change", "ablate", "clamp", "scale"),
     "cam.hooks.replay": ("Replay",),
@@ -102,6 +104,7 @@ __all__ = [
     "default_layer",
     "embed",
     "evaluate",
+    "evaluate_in_steps",
     "evidence_layers",
     "explain",
     "explain_answer",
@@ -111,6 +114,7 @@ __all__ = [
     "gallery",
     "leaves",
     "observe",
+    "randomised_in_steps",
     "resolve_reading",
     "scale",
     "spearman",

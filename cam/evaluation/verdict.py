@@ -81,9 +81,9 @@ def percentile(metric: str, score: Score) -> float | None:
     (the prediction interval): t = (value − mean) / (s · √(1 + 1 / n)), n − 1 degrees of freedom.
 
     A map that is not better than all of its `cam.evaluation.baselines.reflections` has at most 0.9,
-    and one that is not worse than all of them at least 0.1. Where the heat is compared with a region,
-    this holds for all misplaced maps: objects are at like places in many photos, so the map of
-    another photo is among the best 5 % by its rank in 11.5 % of photos, and the best in 8 %.
+    and one that is not worse than all of them at least 0.1. Where the heat is compared with a
+    region, this holds for all misplaced maps: objects are at like places in many photos, so the map
+    of another photo is among the best 5 % by its rank in 11.5 % of photos, and the best in 8 %.
     """
     if score.value is None or len(score.chance) < 2:
         return None

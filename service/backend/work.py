@@ -1,40 +1,84 @@
-"""What a model is asked to do: a class for each operation."""
+"""What a model is asked to do: the classes of the operations that several features need."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cam import (
-    AnswerOptions,
-    Concept,
-    ExplainedAnswer,
-    Observation,
-    Question,
-    Target,
-    TextTarget,
-)
+from cam import CamError, ExplainedImage, Question, TextTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
+from cam.methods.progress import Progress
 from service.backend.answers import Drift, ServedAnswer
 from service.core.pool import Priority
 from service.models.preprocessing import ModelInput
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from service.loading.served_model import ServedModel
+
 Value = TypeVar("Value")
 Pixels = NDArray[np.uint8]
 """An image as the model sees it, not normalised: RGB (H, W, 3)."""
-Stage = list[NDArray[np.float32] | None]
-"""The maps of one stage of a randomisation, one for each question and layer."""
 NOTHING: Final = Question((), "gradcam", ())
 """A question that asks for no map, so that its answer holds only the prediction."""
+Steps = Generator[Progress, None, Value | CamError]
+"""Work in steps, between which other work runs. It yields its progress, and returns its result or
+why there is none."""
+
+
+class Running(Protocol):
+    """The model as work meets it, in the thread that runs it."""
+
+    @property
+    def model(self) -> ServedModel:
+        """The model with its preprocessing."""
+
+    @property
+    def group(self) -> int:
+        """Number of images that a forward pass of background work holds."""
+
+    def input(self, pixels: Sequence[Pixels]) -> Tensor:
+        """Return images of one size as the module takes them, (N, 3, H, W)."""
+
+    def answered(
+        self, images: Tensor, questions: Sequence[Question]
+    ) -> Sequence[ExplainedImage | CamError]:
+        """Answer one question about each image, by the fast path if it computes in float32."""
+
+    def text(self, work: ReadText) -> TextTarget:
+        """Return the target of a text, which is kept for the next time."""
 
 
 class Work(Generic[Value]):
     """What a model is asked to do; `Value` is the type of the result."""
+
+    heavy: ClassVar[bool] = False
+    """Whether the result takes up to some hundred megabytes, so that few are made at a time."""
+    at_once: ClassVar[int | None] = None
+    """Number of works of this kind that a copy of the model does at a time; None for all. Each
+    waits without a place in the queue."""
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Texts that are the classes for this work, of a model that takes prompts; () for its
+        own."""
+        return ()
+
+
+class StepWork(Work[Value]):
+    """Work that runs by itself, in steps; about an image if it has a field `pixels`."""
+
+    priority: ClassVar[Priority] = "interactive"
+
+    def steps(self, running: Running) -> Steps[Value]:
+        """Do the work in the thread that runs the model."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +102,10 @@ class Explain(Work[ServedAnswer]):
     """Whether the photo is live traffic, by which the model is watched for drift: an ordinary
     explanation or prediction. What is made to be scored, or by jobs, is not."""
     prompts: tuple[str, ...] = ()
-    """Texts that are the classes for this work, of a model that takes prompts; () for its own."""
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluate(Work[list[Scores]]):
+class Evaluate(StepWork[list[Scores]]):
     """Scores maps of one image, at background priority: the scores of each map. Its progress is the
     number of forward passes that have been made."""
 
@@ -75,53 +118,44 @@ class Evaluate(Work[list[Scores]]):
     """Names in `cam.evaluation.metrics.METRICS`."""
     options: MetricOptions
     prompts: tuple[str, ...] = ()
-    """See `Explain`."""
+    priority: ClassVar[Priority] = "background"
+
+    def steps(self, running: Running) -> Steps[list[Scores]]:
+        from cam import evaluate_in_steps
+
+        return (
+            yield from evaluate_in_steps(
+                running.model.module,
+                running.input([self.pixels])[0],
+                self.question,
+                self.candidates,
+                self.metrics,
+                self.options,
+                answer=running.answered,
+                chunk=running.group,
+                reading=running.model.reading,
+                pixels=self.pixels,
+                normalise=lambda some: running.input(list(some)),
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class Randomise(Work[list[Stage]]):
-    """Explains one image by models of which more and more weights are random, at background
-    priority: see `cam.evaluation.randomisation`. The result has the maps of each stage, and None
-    for a map that the changed model does not have. Other questions are answered by the model's own
-    weights meanwhile."""
-
-    pixels: Pixels
-    questions: Sequence[Question]
-    """Questions with one resolved target each."""
-    stages: int
-    seed: int
-
-
-@dataclass(frozen=True, eq=False)
-class Observe(Work[list[Observation]]):
-    """Observes layers while the model processes one image."""
-
-    pixels: Pixels
-    layers: tuple[str, ...]
-    target: Target
-    prompts: tuple[str, ...] = ()
-    """See `Explain`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Factorise(Work[list[Concept]]):
-    """Factorises a layer's activations for one image into `count` concepts."""
-
-    pixels: Pixels
-    layer: str
-    count: int
-
-
-@dataclass(frozen=True, eq=False)
-class Embed(Work[NDArray[np.float32]]):
+class Embed(StepWork[NDArray[np.float32]]):
     """Returns a layer's embedding of one image, (D,)."""
 
     pixels: Pixels
     layer: str
 
+    def steps(self, running: Running) -> Steps[NDArray[np.float32]]:
+        from cam import embed
+
+        yield from ()
+        return embed(running.model.module, running.input([self.pixels]), self.layer)
+
 
 @dataclass(frozen=True)
-class ReadText(Work[TextTarget]):
+class ReadText(StepWork[TextTarget]):
     """Returns the target that explains what in an image fits a text, of a model that takes
     prompts."""
 
@@ -131,18 +165,9 @@ class ReadText(Work[TextTarget]):
     words: bool = False
     """Whether the importance of each word is asked for."""
 
-
-@dataclass(frozen=True, eq=False)
-class AnswerQuestion(Work[ExplainedAnswer]):
-    """Answers a question about one image and explains each word, of a model that answers. Its
-    progress is the tokens, one by one: `cam.answers.answer.AnswerProgress`."""
-
-    pixels: Pixels
-    """The photo, of any size: the model's own processor resizes it."""
-    question: str
-    options: AnswerOptions
-    until: float | None = None
-    """Time of `time.monotonic` at which the answer is cut off."""
+    def steps(self, running: Running) -> Steps[TextTarget]:
+        yield from ()
+        return running.text(self)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -31,17 +32,12 @@ from cam import (
     Question,
     TextTarget,
     answer_in_steps,
-    embed,
     explain_batch,
     explain_in_steps,
-    factorise,
-    observe,
 )
 from cam.agreement import Fidelity
 from cam.drawing.samples import samples
 from cam.errors import InvalidPrompt
-from cam.evaluation.evaluate import evaluate_in_steps
-from cam.evaluation.randomisation import randomised_in_steps
 from cam.explanation import ExplainedImage, join
 from cam.hooks.inference import alone
 from cam.methods.progress import Progress
@@ -54,15 +50,11 @@ from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
 from service.backend.work import (
     NOTHING,
-    AnswerQuestion,
-    Embed,
-    Evaluate,
     Explain,
-    Factorise,
-    Observe,
     Pixels,
-    Randomise,
     ReadText,
+    Steps,
+    StepWork,
     Value,
     Work,
 )
@@ -98,15 +90,10 @@ LONG_SECONDS = 0.25
 """A batch that takes longer is enlarged only if that makes an image cheaper."""
 
 log = logging.getLogger(__name__)
-Steps = Generator[Progress, None, object]
 NO_PIXELS: Final = np.zeros((0, 0, 3), np.uint8)
 """The pixels of an item whose work needs no image."""
-ANSWERS_AT_ONCE: Final = 4
-"""Number of answers that a model gives at a time: each holds the keys and values of what it has
-read."""
 TEXTS: Final = 1024
 """Number of texts whose embeddings are kept."""
-_OfImage = Explain | Evaluate | Randomise | Observe | Factorise | Embed
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +101,7 @@ class _Item:
     pixels: Pixels
     questions: tuple[Question, ...]
     """At least one question; all of them have the same targets."""
-    steps: Steps | None = None
+    steps: Steps[object] | None = None
     """Generator of the item's own work, of which the worker runs one step each time that the item
     is submitted; None for an item that is answered as part of a batch."""
     priority: Priority = "interactive"
@@ -155,13 +142,12 @@ class Engine:
         self._images = math.inf if images is None else images
         self._fullest = min(model.max_batch, max_queue)
         group = BACKGROUND_GROUP if model.device.type == "cpu" else model.max_batch
-        self._group = min(group, model.max_batch)
+        self.group = min(group, model.max_batch)
+        """Number of images in a forward pass of background work."""
         self._metrics = metrics
-        self._randomising = asyncio.Lock()
-        self._answering = asyncio.Semaphore(ANSWERS_AT_ONCE)
-        self.randomising = 0
-        """Number of images for which the weights are randomised, or will be, one at a time: each
-        holds a second copy of the weights."""
+        self._limits: dict[type[Work[Any]], asyncio.Semaphore] = {}
+        self.limited: Counter[type[Work[Any]]] = Counter()
+        """Number of works that run or wait, of each kind of which only a few run at a time."""
         self._fast: CompiledPath | None = None
         self._settling: asyncio.Task[None] | None = None
         self._texts: LRUCache[ReadText, TextTarget] = LRUCache(TEXTS)
@@ -214,8 +200,9 @@ class Engine:
         """Run one image, prepare the fast path, run the largest batch, so that no request pays the
         cost of a first run, and choose the size of batches."""
         if self.model.answering:
-            work = AnswerQuestion(self._sample(), "a", AnswerOptions(max_tokens=2))
-            await self.ask(work)
+            photo, few = self._sample(), AnswerOptions(max_tokens=2)
+            steps = answer_in_steps(self.model.answering, photo, "a", few)
+            await self._finished(_Item(photo, (NOTHING,), steps), None)
             return
         await self._batch(1)
         if self.model.paths:
@@ -273,7 +260,7 @@ class Engine:
         futures = [self.batcher.submit(item) for item in items]
         return max([(await future).run_seconds for future in futures])
 
-    def _settle_fast(self, worth: float) -> Steps:
+    def _settle_fast(self, worth: float) -> Steps[object]:
         self._take(warm_paths(self.model, worth))
         yield from ()
         return []
@@ -322,71 +309,57 @@ class Engine:
 
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work about one image: see `ModelBackend.ask`. The questions are one, or
-        several of one-pass methods, which share the forward pass. The weights are randomised for
-        one image at a time."""
+        several of one-pass methods, which share the forward pass."""
         item = self._item(work)
         if item.repeatable and self._settling:
             await asyncio.wait([self._settling])  # a job has all its maps by one path
         doubts: tuple[str, ...] = ()
-        if isinstance(work, Explain | Evaluate | Observe) and work.prompts:
+        if work.prompts:
             encoding = replace(item, pixels=NO_PIXELS, steps=self._encoded(work.prompts))
             encoded: Any = (await self._finished(encoding, None)).value
             weight, doubts = encoded
             item = replace(item, prompts=work.prompts, weight=weight)
-        if isinstance(work, AnswerQuestion):
-            async with self._answering:
-                outcome = await self._finished(item, progress)
-        elif not isinstance(work, Randomise):
+        async with self._limit(type(work)):
             outcome = await self._finished(item, progress)
-        else:
-            self.randomising += 1
-            try:
-                async with self._randomising:
-                    outcome = await self._finished(item, progress)
-            finally:
-                self.randomising -= 1
         if isinstance(outcome.value, ServedAnswer) and doubts:
             outcome = replace(outcome, value=outcome.value.doubted(doubts))
         if isinstance(work, Explain):
             self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
         return cast(Outcome[Value], outcome)
 
+    @asynccontextmanager
+    async def _limit(self, kind: type[Work[Any]]) -> AsyncIterator[None]:
+        """Wait until another work of this kind may run, and count it while the block is open."""
+        if kind.at_once is None:
+            yield
+            return
+        limit = self._limits.setdefault(kind, asyncio.Semaphore(kind.at_once))
+        self.limited[kind] += 1
+        try:
+            async with limit:
+                yield
+        finally:
+            self.limited[kind] -= 1
+
     def _item(self, work: Work[Any]) -> _Item:
-        match work:
-            case Explain():
-                pixels, (first, *_) = work.seen.pixels, work.questions
-                return _Item(
-                    pixels,
-                    tuple(work.questions),
-                    self._steps(work, pixels) if first.in_steps else None,
-                    work.priority,
-                    # A job that continues after a crash answers again. Statistics of live traffic
-                    # need no repeatable last bits, which cost the passes of a whole group.
-                    repeatable=work.priority == "background" and not work.watched,
-                )
-            case Evaluate() | Randomise():
-                return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels), "background")
-            case Observe() | Factorise() | Embed():
-                return _Item(work.pixels, (NOTHING,), self._steps(work, work.pixels))
-            case AnswerQuestion():
-                return _Item(work.pixels, (NOTHING,), self._answer(work))
-            case ReadText():
-                return _Item(NO_PIXELS, (NOTHING,), self._read(work))
+        if isinstance(work, Explain):
+            (first, *_) = work.questions
+            return _Item(
+                work.seen.pixels,
+                tuple(work.questions),
+                self._explain_in_steps(work) if first.in_steps else None,
+                work.priority,
+                # A job that continues after a crash answers again. Statistics of live traffic
+                # need no repeatable last bits, which cost the passes of a whole group.
+                repeatable=work.priority == "background" and not work.watched,
+            )
+        if isinstance(work, StepWork):
+            return _Item(
+                getattr(work, "pixels", NO_PIXELS), (NOTHING,), work.steps(self), work.priority
+            )
         raise TypeError(f"{type(work).__name__} is not about one image")
 
-    def _answer(self, work: AnswerQuestion) -> Steps:
-        """Answer a question in the worker thread, a token a step."""
-        assert self.model.answering  # the pipeline asks no other model
-        until = work.until
-        return answer_in_steps(
-            self.model.answering,
-            work.pixels,
-            work.question,
-            work.options,
-            stop=lambda: until is not None and monotonic() > until,
-        )
-
-    def _encoded(self, prompts: Sequence[str]) -> Steps:
+    def _encoded(self, prompts: Sequence[str]) -> Steps[object]:
         """Return the rows of the model's `weight` for prompts, (P, D), and what is doubtful about
         them. Each one that is not known is encoded in a step of its own, so that other items do not
         wait for all of them."""
@@ -395,16 +368,12 @@ class Engine:
             work = ReadText(prompt)
             if work not in self._texts:
                 yield Progress(turn, len(prompts))
-            targets.append(self._target(work))
+            targets.append(self.text(work))
         doubts = tuple(doubt for target in targets for doubt in target.doubts)
         return np.concatenate([target.weights for target in targets]), doubts
 
-    def _read(self, work: ReadText) -> Steps:
-        """Encode a text in the worker thread, in one step."""
-        yield from ()
-        return self._target(work)
-
-    def _target(self, work: ReadText) -> TextTarget:
+    def text(self, work: ReadText) -> TextTarget:
+        """Return the target of a text, which is kept for the next time."""
         known = self._texts.get(work)
         if known is None:
             module: Any = self.model.module
@@ -414,59 +383,24 @@ class Engine:
             self._texts[work] = known
         return known
 
-    def _steps(self, work: _OfImage, pixels: Pixels) -> Steps:
-        """Do a piece of work in the worker thread, in steps; return its result."""
-        model, images = self.model, self._input([pixels])
-        module, reading = model.module, model.reading
-        match work:
-            case Explain():
-                only, until = work.questions[0], work.until
+    def _explain_in_steps(self, work: Explain) -> Steps[ServedAnswer]:
+        """Answer the question of a method of many passes in the worker thread."""
+        model, only, until = self.model, work.questions[0], work.until
 
-                def stop() -> bool:
-                    return until is not None and only.budget is None and monotonic() > until
+        def stop() -> bool:
+            return until is not None and only.budget is None and monotonic() > until
 
-                chunk = model.max_batch
-                answer = yield from explain_in_steps(
-                    module, images[0], only, chunk=chunk, reading=reading, stop=stop
-                )
-                return _plain(answer)
-            case Evaluate():
-                return (
-                    yield from evaluate_in_steps(
-                        module,
-                        images[0],
-                        work.question,
-                        work.candidates,
-                        work.metrics,
-                        work.options,
-                        answer=self._answered,
-                        chunk=self._group,
-                        reading=reading,
-                        pixels=pixels,
-                        normalise=lambda some: self._input(list(some)),
-                    )
-                )
-            case Randomise():
-                return (
-                    yield from randomised_in_steps(
-                        module,
-                        images[0],
-                        work.questions,
-                        stages=work.stages,
-                        seed=work.seed,
-                        answer=partial(explain_batch, module, reading=reading),
-                        chunk=self._group,
-                        reading=reading,
-                    )
-                )
-            case Observe():
-                return observe(module, images, work.layers, work.target, reading=reading)
-            case Factorise():
-                return factorise(module, images, work.layer, work.count, reading=reading)
-            case Embed():
-                return embed(module, images, work.layer)
+        answer = yield from explain_in_steps(
+            model.module,
+            self.input([work.seen.pixels])[0],
+            only,
+            chunk=model.max_batch,
+            reading=model.reading,
+            stop=stop,
+        )
+        return _plain(answer)
 
-    def _answered(
+    def answered(
         self, images: Tensor, questions: Sequence[Question]
     ) -> Sequence[ExplainedImage | CamError]:
         """Answer one question for each image in the worker thread, by the fast path if it computes
@@ -572,10 +506,8 @@ class Engine:
             # images they are. Batches of a fixed size give a job the same maps if it continues
             # after a crash and its images are batched differently. Grids of audits, which have
             # another size, would be several times as expensive so.
-            some = [
-                items[start : start + self._group] for start in range(0, len(items), self._group)
-            ]
-            groups = [each + each[:1] * (self._group - len(each)) for each in some]
+            some = [items[start : start + self.group] for start in range(0, len(items), self.group)]
+            groups = [each + each[:1] * (self.group - len(each)) for each in some]
         parts = [self._explained(group) for group in groups]
         computed = _Computed(parts, len(items), lambda: took.observe(perf_counter() - begun))
         # Without a device that computes yet, another thread would only be in the way.
@@ -590,7 +522,7 @@ class Engine:
             images = model.normalise(np.stack(pixels)).contiguous()
             answers = self._fast.explain(images, questions)
         else:
-            images = self._input(pixels, channels_last=model.channels_last)
+            images = self.input(pixels, channels_last=model.channels_last)
             answers = begin_batch(
                 model.module, images, questions, head=model.head, reading=model.reading
             )
@@ -600,7 +532,7 @@ class Engine:
         if answers.unreached:
             advise(self.model.module, images.to(self.model.dtype), answers, self.model.reading)
 
-    def _input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
+    def input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
         """Return images of one size, normalised and in the model's dtype, as (N, 3, H, W)."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = self.model.normalise(np.stack(pixels)).to(self.model.dtype)

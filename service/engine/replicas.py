@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from cam.agreement import Fidelity
 from cam.methods.progress import Progress
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
-from service.backend.work import CompareDrift, Explain, Randomise, Value, Work
+from service.backend.work import CompareDrift, Explain, Value, Work
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
@@ -112,7 +112,7 @@ class Replicas:
             return cast(Outcome[Value], await self._explain(work, progress))
         if isinstance(work, CompareDrift):
             return cast(Outcome[Value], Outcome(await self.watch.drift(), 0.0, 0.0, 0))
-        engine = self._idlest(randomising=isinstance(work, Randomise))
+        engine = self._idlest(type(work))
         return await engine.ask(work, progress=progress)
 
     async def _explain(self, work: Explain, progress: Listener | None) -> Outcome[ServedAnswer]:
@@ -187,14 +187,14 @@ class Replicas:
         self.watch.note(questions, answer, seen.pixels)
         self.watch.sample(questions, explain, seen.pixels)
 
-    def _idlest(self, *, randomising: bool = False) -> Engine:
-        """Return the engine with the lowest load; to randomise weights, the one that does so for
-        the fewest images."""
+    def _idlest(self, kind: type[Work[Any]] = Explain) -> Engine:
+        """Return the engine with the lowest load; for a kind of work of which only a few run at a
+        time, the one that has the fewest of it."""
         if len(self.engines) == 1:  # to count who waits takes longer than the rest
             return self.engines[0]
         return min(
             self.engines,
-            key=lambda at: (not at.batcher.alive, randomising and at.randomising, at.batcher.load),
+            key=lambda at: (not at.batcher.alive, at.limited[kind], at.batcher.load),
         )
 
 

@@ -26,6 +26,13 @@ COMMANDS: Final = {
 }
 """Name of a command → the module whose `command` it is. It is imported when it is needed."""
 
+WORK: Final = (
+    "service.features.activations.work",
+    "service.features.answers.work",
+    "service.features.audit.work",
+)
+"""Modules of what only one feature asks of a model. The process of the models imports them."""
+
 
 def operations() -> tuple[Operation[Any, Any], ...]:
     """Return what the models do with images."""

@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import socket
+from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -15,6 +16,7 @@ from service.core.allocator import give_back_memory, keep_memory
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.engine.manager import ModelManager
+from service.features import WORK
 from service.models.catalog import ModelEntry
 from service.models.journal import Journal
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
@@ -63,6 +65,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     heartbeat.when_orphaned(stopping.set)
+    for module in WORK:
+        import_module(module)
     metrics = Metrics()
     if heartbeat.again:
         metrics.count_restart(entry.name for entry in entries)

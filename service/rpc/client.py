@@ -25,7 +25,6 @@ from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
 from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
-    CODEC,
     Add,
     Cancelled,
     Idle,
@@ -37,6 +36,7 @@ from service.rpc.messages import (
     Returned,
     Shared,
     State,
+    codec,
 )
 from service.rpc.shared_memory import SharedMemory
 
@@ -223,7 +223,7 @@ class RemoteBackend:
         self, message: object, put: Callable[[memoryview], int | None] = lambda array: None
     ) -> None:
         if self._transport and not self._transport.is_closing():
-            self._protocol.send(CODEC.write(message, put))
+            self._protocol.send(codec().write(message, put))
 
     def _put(self, number: int, array: memoryview) -> int | None:
         """Write an array of a call into the shared memory; return where it begins, or None if there
@@ -293,7 +293,7 @@ class RemoteBackend:
         asyncio.get_running_loop().add_reader(self._watched, transport.abort)
 
     def _receive(self, payload: memoryview) -> None:
-        message = CODEC.read(payload)
+        message = codec().read(payload)
         if isinstance(message, State):
             self._watch(message.process)
             self._state = message

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -158,7 +159,6 @@ def _consist_of(types: Iterator[Any] | list[Any]) -> set[type[Any]]:
 
 
 _MESSAGES = [RemoteCall, Cancelled, Idle, Shared, Progressed, Returned, Raised, State]
-_KINDS_OF_WORK = [each for kind in _of(Work) for each in (kind, *get_original_bases(kind))]
 _ARRAY = np.zeros(1, np.float32)
 _SCALAR = np.float32(0)
 _NUMPY = {
@@ -170,13 +170,20 @@ _NUMPY = {
 }
 """What the pickles of arrays and of single numbers name."""
 
-CODEC = Codec(
-    {
-        *_consist_of([*_MESSAGES, *_KINDS_OF_WORK, Outcome, *_of(Progress)]),
-        *(each for each in _of(errors.Problem) if each.__module__ == errors.__name__),
-        *_NUMPY,
-        *(set, frozenset),
-    }
-)
-"""What can be read: messages, what a model is asked to do and answers, and what these consist of,
-as their annotations say."""
+
+@cache
+def codec() -> Codec:
+    """Return what can be read: messages, what a model is asked to do and answers, and what these
+    consist of, as their annotations say.
+
+    Both processes must have imported all kinds of work before (`service.features.WORK`).
+    """
+    kinds = [each for kind in _of(Work) for each in (kind, *get_original_bases(kind))]
+    return Codec(
+        {
+            *_consist_of([*_MESSAGES, *kinds, Outcome, *_of(Progress)]),
+            *(each for each in _of(errors.Problem) if each.__module__ == errors.__name__),
+            *_NUMPY,
+            *(set, frozenset),
+        }
+    )

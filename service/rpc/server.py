@@ -26,12 +26,10 @@ from structlog.contextvars import bound_contextvars
 from cam import METHODS
 from cam.methods.progress import Progress
 from service.backend.interface import OBSERVED_AT_ONCE, Backend, ModelBackend
-from service.backend.work import Factorise, Observe
 from service.core.errors import Problem, Unavailable, unexpected
 from service.models.catalog import ModelEntry
 from service.rpc.frames import FrameProtocol
 from service.rpc.messages import (
-    CODEC,
     Add,
     Cancelled,
     Idle,
@@ -43,6 +41,7 @@ from service.rpc.messages import (
     Returned,
     Shared,
     State,
+    codec,
 )
 from service.rpc.shared_memory import OthersMemory
 
@@ -148,7 +147,7 @@ class _Connection:
 
     def send(self, message: object) -> None:
         if not self._transport.is_closing():
-            self.protocol.send(CODEC.write(message))
+            self.protocol.send(codec().write(message))
 
     def close(self) -> list[asyncio.Task[None]]:
         """Close the connection, and return the tasks of its calls, which are cancelled."""
@@ -173,7 +172,7 @@ class _Connection:
 
     def _receive(self, payload: memoryview) -> None:
         try:
-            message = CODEC.read(payload, self._shared.copy if self._shared else None)
+            message = codec().read(payload, self._shared.copy if self._shared else None)
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError):
             log.exception("a process sent what is not a message; its connection is closed")
             self._transport.abort()
@@ -229,8 +228,7 @@ class _Connection:
             await self._remove(call)
         else:
             replicas, progress = self._replicas(call), partial(self._report, call.number)
-            few = isinstance(work, Observe | Factorise)
-            async with self._server.observing if few else nullcontext():
+            async with self._server.observing if work.heavy else nullcontext():
                 return await replicas.ask(work, progress=progress if call.listens else None)
         return None
 

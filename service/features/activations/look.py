@@ -10,7 +10,6 @@ from typing import Final
 from cam import Concept, Observation, Question
 from service.backend.interface import ModelBackend
 from service.backend.timings import Timings
-from service.backend.work import Factorise, Observe
 from service.core.errors import InvalidParameter, NotAcceptable, Problem, UnknownLayer
 from service.features.activations import schemas
 from service.features.activations.parameters import ActivationParameters
@@ -21,6 +20,7 @@ from service.features.activations.render import (
     draw_gallery,
     pack_arrays,
 )
+from service.features.activations.work import Factorise, Observe
 from service.limits.pixel_budget import PhotoPool
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput

@@ -16,10 +16,10 @@ from cam.drawing.heatmap import Box
 from cam.drawing.overlay import Picture
 from service.backend.interface import Listener, ModelBackend
 from service.backend.timings import Timings
-from service.backend.work import AnswerQuestion
 from service.core.errors import InvalidParameter, Problem
 from service.features.answers.parameters import AnswerParameters
 from service.features.answers.result import AnswerResult
+from service.features.answers.work import AnswerQuestion
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import region_on_input

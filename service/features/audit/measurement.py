@@ -24,11 +24,12 @@ from cam.evaluation.similarity import similarity
 from service import __version__
 from service.backend.answers import Prediction
 from service.backend.interface import ModelBackend
-from service.backend.work import Evaluate, Explain, Pixels, Randomise
+from service.backend.work import Evaluate, Explain, Pixels
 from service.core.errors import OutOfMemory, Unexplainable
 from service.features.audit.grids import SURE, Neighbours, PhotoGrid, share_inside
 from service.features.audit.plan import SIDES, STAGES, Plan, with_target
 from service.features.audit.schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
+from service.features.audit.work import Randomise
 from service.models.preprocessing import ModelInput
 from service.pipeline.resolve import target_of
 from service.pipeline.targets import TargetParameter

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question
 from cam.methods.progress import Progress
-from service.backend.work import Explain, Randomise
+from service.backend.work import Explain
 from service.core.errors import (
     ConfigError,
     Problem,
@@ -30,6 +30,7 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.engine.engine import BACKGROUND_GROUP, Engine, smallest_that_pays
 from service.engine.manager import ModelManager
+from service.features.audit.work import Randomise
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import ModelInput
@@ -204,12 +205,12 @@ async def test_the_weights_are_randomised_for_one_image_at_a_time(
         now -= 1
         return []
 
-    monkeypatch.setattr("service.engine.engine.randomised_in_steps", steps)
+    monkeypatch.setattr("cam.randomised_in_steps", steps)
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
         work = [Randomise(image(seed).pixels, [mixed(1)], 1, 0) for seed in range(3)]
         await asyncio.gather(*map(engine.ask, work))
         assert most == 1
-        assert engine.randomising == 0
+        assert engine.limited[Randomise] == 0
 
 
 async def test_a_poisoned_image_fails_alone_and_the_model_is_left_as_found(

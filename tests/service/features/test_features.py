@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import ANY
 
 import grimp
 import pytest
+import torch
 from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -20,11 +23,12 @@ from typer.testing import CliRunner
 import service.features
 from service import app
 from service.backend.interface import Listener
+from service.backend.work import Pixels, Running, Steps, StepWork, Work
 from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
 from service.core.settings import CoreSettings
-from service.features import COMMANDS, adapters, operations
+from service.features import COMMANDS, WORK, adapters, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
@@ -57,6 +61,19 @@ if it reads what the feature answers."""
 class Seen(BaseModel):
     instance: int = Field(examples=[0])
     width: int = Field(examples=[451])
+    largest: float = Field(examples=[9.5])
+
+
+@dataclass(frozen=True, eq=False)
+class Largest(StepWork[float]):
+    """Returns the largest logit."""
+
+    pixels: Pixels
+
+    def steps(self, running: Running) -> Steps[float]:
+        yield from ()
+        with torch.no_grad():
+            return float(running.model.module(running.input([self.pixels])).max())
 
 
 class SeenResponse(BaseModel):
@@ -71,8 +88,9 @@ async def measured(
 ) -> list[Seen]:
     model = context.replicas.model
     async with pipeline.opened(model, instance, context.timings) as (encoded, pool):
-        photo, _ = await pipeline.seen(model, instance, encoded, pool, context.timings)
-    return [Seen(instance=instance.index, width=photo.width)]
+        photo, seen = await pipeline.seen(model, instance, encoded, pool, context.timings)
+        outcome = await context.replicas.ask(Largest(seen.pixels))
+    return [Seen(instance=instance.index, width=photo.width, largest=outcome.value)]
 
 
 MEASURE = Operation(
@@ -87,7 +105,7 @@ MEASURE = Operation(
     work=measured,
     gather=lambda results: SeenResponse(seen=each(results)),
     lines=lambda seen: seen,
-    line='{"instance": 0, "width": 451}\n',
+    line='{"instance": 0, "width": 451, "largest": 9.5}\n',
 )
 
 
@@ -117,11 +135,13 @@ def test_a_mistyped_command_is_told_apart() -> None:
 def test_an_operation_is_added(extended: TestClient, cat: bytes) -> None:
     png = {"Content-Type": "image/png"}
     answer = extended.post(f"{MODEL}:measure", content=cat, headers=png)
-    assert answer.json() == {"seen": [{"instance": 0, "width": 451}]}
+    (seen,) = answer.json()["seen"]
+    assert seen == {"instance": 0, "width": 451, "largest": ANY}
+    assert 5 < seen["largest"] < 20  # a random model's is near 0
     lines = extended.post(
         f"{MODEL}:measure", content=cat, headers={**png, "Accept": "application/x-ndjson"}
     )
-    assert json.loads(lines.text) == {"instance": 0, "width": 451}
+    assert json.loads(lines.text) == seen
     refused = extended.post(f"{MODEL}:measure", content=b"", headers=png)
     assert refused.status_code == 400
     assert refused.headers["Content-Type"] == "application/problem+json"
@@ -160,6 +180,16 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
             and not module.startswith(("service.features.", *OF_FEATURES))
         ]
         assert alone == []
+
+
+def test_the_process_of_the_models_knows_each_kind_of_work() -> None:
+    adapters(), operations()
+    own = {
+        kind.__module__
+        for kind in (*StepWork.__subclasses__(), *Work.__subclasses__())
+        if kind.__module__.startswith("service.") and kind.__module__ != StepWork.__module__
+    }
+    assert own == set(WORK)
 
 
 def test_a_setting_of_the_core_is_not_one_features_own() -> None:
@@ -218,6 +248,7 @@ def test_a_feature_is_deleted(
 def forget(file: Path, folder: str) -> None:
     """Remove what the lists say of a folder."""
     text = file.read_text()
+    text = re.sub(rf'    "service\.features\.{folder}\.\w+",\n', "", text)
     imports = rf"(?m)^ *from service\.features\.{folder}\.\w+ import (.*)\n"
     names = [name for found in re.findall(imports, text) for name in found.split(", ")]
     text = re.sub(imports, "", text)

@@ -21,12 +21,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
-from service.backend.work import AnswerQuestion
+from service.backend.work import Running
 from service.cli.main import cli
 from service.client import Client
 from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError
-from service.engine.engine import Engine
+from service.features.answers.work import AnswerQuestion
 from service.loading.answering import SHAPES
 from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
@@ -236,14 +236,14 @@ def test_time_is_left_for_the_passes_of_a_method(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: dict[str, float] = {}
-    answered = Engine._answer
+    answered = AnswerQuestion.steps
 
-    def noted(engine: Engine, work: AnswerQuestion) -> Any:
+    def noted(work: AnswerQuestion, running: Running) -> Any:
         assert work.until
         left[work.options.method] = work.until - time.monotonic()
-        return answered(engine, work)
+        return answered(work, running)
 
-    monkeypatch.setattr(Engine, "_answer", noted)
+    monkeypatch.setattr(AnswerQuestion, "steps", noted)
     for method in ("tam", "gradcam"):
         assert post(client, question=QUESTION, method=method).status_code == 200
     assert left["gradcam"] == pytest.approx(left["tam"] / 8, rel=0.1)

@@ -30,23 +30,23 @@ from service.core.errors import InvalidParameter, Problem, Unavailable
 from service.models.preprocessing import ModelInput
 from service.rpc.frames import APART_BYTES, LENGTH, MOST_BYTES, FrameProtocol, UnknownClass
 from service.rpc.messages import (
-    CODEC,
     ModelSnapshot,
     Progressed,
     Raised,
     RemoteCall,
     Returned,
     State,
+    codec,
 )
 from tests.service.rpc.fake import info
 
 
 def again(message: object) -> Any:
-    return CODEC.read(frame(message)[LENGTH.size :])
+    return codec().read(frame(message)[LENGTH.size :])
 
 
 def frame(message: object) -> bytes:
-    return b"".join(CODEC.write(message))
+    return b"".join(codec().write(message))
 
 
 class Evil:
@@ -78,7 +78,7 @@ def test_enumerations_cross_as_older_versions_of_python_pickle_them(
 )
 def test_bytes_that_are_no_message_are_an_error(payload: bytes) -> None:
     with pytest.raises((pickle.UnpicklingError, EOFError, IndexError)):
-        CODEC.read(payload)
+        codec().read(payload)
 
 
 def test_arrays_come_as_they_went() -> None:
@@ -93,12 +93,12 @@ def test_large_arrays_are_not_copied() -> None:
     """Neither to write a frame nor to read it; small ones are part of the pickle."""
     pixels, small = np.ones((2, 96, 96, 3), np.uint8), np.ones(8, np.float32)
     large = np.arange(APART_BYTES, dtype=np.float64)[::2].copy()
-    pieces = CODEC.write(Returned(1, [pixels, small, large]))
+    pieces = codec().write(Returned(1, [pixels, small, large]))
     views = [np.asarray(each) for each in pieces if isinstance(each, memoryview)]
     assert [np.shares_memory(each, pixels) for each in views] == [False, True, False]
     assert [np.shares_memory(each, large) for each in views] == [False, False, True]
     payload = bytearray(b"".join(pieces)[LENGTH.size :])
-    found = CODEC.read(memoryview(payload)).value
+    found = codec().read(memoryview(payload)).value
     there = np.frombuffer(payload, np.uint8)
     assert [np.shares_memory(each, there) for each in found] == [True, False, True]
     for array, expected in zip(found, (pixels, small, large), strict=True):

@@ -21,7 +21,7 @@ from service.models.preprocessing import ModelInput
 from service.rpc import client, shared_memory
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import APART_BYTES, BEHIND, LENGTH, PART, PARTS
-from service.rpc.messages import CODEC, Returned
+from service.rpc.messages import Returned, codec
 from service.rpc.shared_memory import PAGE, SIZE, OthersMemory, SharedMemory
 from tests.service.rpc.fake import FakeBackend, reached, served
 from tests.waiting import until_async
@@ -124,15 +124,15 @@ def test_nothing_is_left_where_it_cannot_be_made(monkeypatch: pytest.MonkeyPatch
 def test_a_frame_tells_where_its_arrays_lie() -> None:
     array = np.arange(APART_BYTES, dtype=np.uint8)
     with closing(SharedMemory()) as memory:
-        pieces = CODEC.write(Returned(1, [array, array[:5]]), memory.put)
+        pieces = codec().write(Returned(1, [array, array[:5]]), memory.put)
         assert sum(memoryview(piece).nbytes for piece in pieces) < APART_BYTES
         payload = b"".join(pieces)[LENGTH.size :]
         assert PART.unpack_from(payload, PARTS.size)[1] == BEHIND  # the pickle
         assert PART.unpack_from(payload, PARTS.size + PART.size) == (APART_BYTES, 0)
         with pytest.raises(pickle.UnpicklingError, match="there is none"):
-            CODEC.read(payload)
+            codec().read(payload)
         with closing(OthersMemory(os.getpid(), memory.descriptor)) as others:
-            large, small = CODEC.read(payload, others.copy).value
+            large, small = codec().read(payload, others.copy).value
     np.testing.assert_array_equal(large, array)
     np.testing.assert_array_equal(small, array[:5])
     assert large.flags.writeable
