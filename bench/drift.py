@@ -50,7 +50,8 @@ from bench.record import record
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.drift.comparison import compare
 from cam.drift.map_statistics import STATISTICS, MapStatistics, statistics_of
-from cam.drift.reference import Origin, Reference, reference_of
+from cam.drift.origin import Origin
+from cam.drift.reference import Reference, reference_of
 from cam.drift.window import Window
 from service.backend.answers import Prediction, ServedAnswer
 from service.backend.work import Explain

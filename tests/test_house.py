@@ -142,7 +142,8 @@ def test_doors_start_without_what_few_requests_need() -> None:
     """Clusters and pages are computed with large packages, which are imported when asked for."""
     code = (
         "import sys, cam, cam.clusters, service.process.door, service.cli.main; "
-        "large = {'jinja2', 'scipy', 'sklearn', 'torch', 'torchvision', 'timm', 'aiohttp'}; "
+        "large = {'jinja2', 'scipy', 'sklearn', 'torch', 'torchvision', 'timm', 'aiohttp', "
+        "'pyarrow'}; "
         "print({name.partition('.')[0] for name in sys.modules} & large)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

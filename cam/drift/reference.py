@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cam.drift.map_statistics import OPTIONAL, STATISTICS, MapStatistics, row_of
+from cam.drift.origin import Origin
 from cam.drift.photo_statistics import PHOTO_STATISTICS
 from cam.drift.window import NO_CLASS, Classes, Rows, distinct, evenly
 from cam.errors import InvalidReference
@@ -32,20 +33,6 @@ ENOUGH: Final = 2_000
 """Largest number of photos of one class that are compared."""
 ROUNDING: Final = 1e-4
 """How far a statistic may lie outside 0 … 1."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What made the maps. Only maps of one origin can be compared."""
-
-    model: str
-    """The model's name."""
-    weights: str
-    """Fingerprint of the model's weights and settings."""
-    method: str
-    layer: str
-    fit: str
-    """How photos were fitted to the model's input: "crop", "squash" or "pad"."""
 
 
 @dataclass(frozen=True, eq=False)

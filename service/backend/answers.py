@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam import Explanation
-from cam.drift.reference import Origin
+from cam.drift.origin import Origin
 from cam.drift.shift import Comparison
 
 Value = TypeVar("Value")

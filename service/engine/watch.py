@@ -16,7 +16,8 @@ from typing import Final
 from cam import ClassTarget, Question
 from cam.drift.comparison import compare
 from cam.drift.map_statistics import STATISTICS, MapStatistics, row_of, statistics_of
-from cam.drift.reference import Origin, Reference
+from cam.drift.origin import Origin
+from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison
 from cam.drift.window import Window
 from service.backend.answers import Drift, ServedAnswer

@@ -5,69 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from service.core.errors import Problem
-from service.core.glossary import TERMS
 from service.pipeline.json_records import title_of
 from service.pipeline.record import MapRecord, agreement_mean
 
-
-def _column(name: str, kind: pa.DataType, *, nullable: bool = True) -> pa.Field:
-    told = TERMS.get(name) or TERMS[name.rpartition("_")[0]]  # peak_x is described by peak
-    return pa.field(name, kind, nullable, {"description": told})
-
-
-SCHEMA: Final = pa.schema(
-    [
-        _column("id", pa.string(), nullable=False),
-        _column("number", pa.int32(), nullable=False),
-        _column("asked", pa.string()),
-        _column("predicted_index", pa.int32()),
-        _column("predicted_label", pa.string()),
-        _column("predicted_probability", pa.float32()),
-        _column("correct", pa.bool_()),
-        _column("target", pa.string()),
-        _column("target_index", pa.int32()),
-        _column("target_label", pa.string()),
-        _column("target_probability", pa.float32()),
-        _column("target_score", pa.float32()),
-        _column("method", pa.string()),
-        _column("layer", pa.string()),
-        _column("reason", pa.int32()),
-        _column("peak_x", pa.int32()),
-        _column("peak_y", pa.int32()),
-        _column("mass", pa.float32()),
-        _column("concentration", pa.float32()),
-        _column("border", pa.float32()),
-        _column("mode", pa.string()),
-        _column("agreement", pa.map_(pa.string(), pa.float32())),
-        _column("agreement_mean", pa.float32()),
-        _column("scores", pa.map_(pa.string(), pa.float32())),
-        _column("width", pa.int32()),
-        _column("height", pa.int32()),
-        _column("covers_left", pa.float32()),
-        _column("covers_top", pa.float32()),
-        _column("covers_right", pa.float32()),
-        _column("covers_bottom", pa.float32()),
-        _column("map", pa.binary()),
-        _column("map_encoding", pa.string()),
-        _column("map_height", pa.int32()),
-        _column("map_width", pa.int32()),
-        _column("used", pa.binary()),
-        _column("picture", pa.string()),
-        _column("overlay", pa.binary()),
-        _column("warning", pa.string()),
-        _column("error", pa.string()),
-        _column("problem", pa.string()),
-    ]
-)
-"""Of a folder's manifest and a job's Parquet file; `service.core.glossary` says what each is."""
 HALVES: Final = np.dtype("<f2")
 """Type of the numbers in the column `used`. A row may have more than a thousand of them, and
 float32 would take twice the bytes."""
@@ -196,10 +143,6 @@ def _halves(numbers: NDArray[np.float32]) -> bytes:
 def failed_row(name: str, problem: Problem, asked: str | None) -> Row:
     """Return the row of an image that has no map."""
     return Row(id=name, asked=asked, error=problem.detail, problem=problem.type())
-
-
-def table_of(rows: list[Row]) -> pa.Table:
-    return pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
 
 
 def picture_path(name: str, number: int, extension: str) -> str:

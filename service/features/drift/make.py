@@ -16,7 +16,8 @@ from rich.console import Console
 
 from cam.drift.comparison import expected_worth, needed_photos
 from cam.drift.map_statistics import MapStatistics, statistics_of
-from cam.drift.reference import Origin, Reference, reference_of
+from cam.drift.origin import Origin
+from cam.drift.reference import Reference, reference_of
 from cam.drift.shift import LEAST
 from cam.drift.window import NO_CLASS
 from cam.errors import CamError

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Finished, Job
@@ -28,7 +26,7 @@ from service.features.jobs.results import (
     picture_of_explanation,
 )
 from service.pipeline.rendering import encode_values
-from service.pipeline.rows import SCHEMA, Row, picture_path, row_of, table_of
+from service.pipeline.rows import Row, picture_path, row_of
 
 PAGE: Final = 100
 """Number of rows after which a part of a Parquet file is written."""
@@ -63,6 +61,12 @@ def zipped(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[byte
 
 def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[bytes]:
     """Yield a Parquet file: one row for each map, and one for each item that failed."""
+    # Few requests need it, and it takes 45 MB in each process.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from service.pipeline.table import SCHEMA, table_of
+
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:
         rows: list[Row] = []

@@ -13,8 +13,9 @@ from scipy import stats
 from cam.drift.comparison import ALPHA, GREAT, TELLING, compare, expected_worth, needed_photos
 from cam.drift.distances import independent, kolmogorov_probability
 from cam.drift.map_statistics import STATISTICS, MapStatistics
+from cam.drift.origin import Origin
 from cam.drift.photo_statistics import PHOTO_STATISTICS
-from cam.drift.reference import Origin, Reference, read_reference, reference_of
+from cam.drift.reference import Reference, read_reference, reference_of
 from cam.drift.shift import LEAST, Comparison, Quartiles, Shift, TooFew
 from cam.drift.window import Window
 

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cam.drift.map_statistics import STATISTICS, MapStatistics
+from cam.drift.origin import Origin
 from cam.drift.reference import (
     KEY,
     SCHEMA,
-    Origin,
     Reference,
     read_reference,
     reference_of,

@@ -17,7 +17,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam import ClassTarget, Question
-from cam.drift.reference import Origin, Reference
+from cam.drift.origin import Origin
+from cam.drift.reference import Reference
 from service.app import create_app
 from service.backend.work import CompareDrift, Explain
 from service.core.errors import ConfigError, Unexplainable

@@ -13,7 +13,8 @@ import pytest
 from cam import ClassTarget, Explanation, Question
 from cam.drift.comparison import compare
 from cam.drift.map_statistics import STATISTICS
-from cam.drift.reference import Origin, Reference
+from cam.drift.origin import Origin
+from cam.drift.reference import Reference
 from cam.drift.shift import Comparison
 from cam.drift.window import Snapshot
 from service.backend.answers import Prediction, ServedAnswer

@@ -25,7 +25,8 @@ from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters
 from service.pipeline.record import record_of
 from service.pipeline.rendering import draw
-from service.pipeline.rows import SCHEMA, Row, failed_row, picture_path, row_of, table_of
+from service.pipeline.rows import Row, failed_row, picture_path, row_of
+from service.pipeline.table import SCHEMA, table_of
 
 CATALOG = """
 [[models]]

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from cam.drift.reference import Origin
+from cam.drift.origin import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
 from service.backend.answers import Drift, Outcome, Prediction, ServedAnswer

@@ -16,7 +16,8 @@ import pytest
 from service.core.errors import ConfigError, InsufficientStorage
 from service.core.files import written_whole
 from service.features.batch.parts import Parts
-from service.pipeline.rows import SCHEMA, Row
+from service.pipeline.rows import Row
+from service.pipeline.table import SCHEMA
 from tests.service.live import ROOT
 
 

@@ -17,7 +17,8 @@ from starlette.testclient import TestClient
 
 from cam.drift.comparison import needed_photos
 from cam.drift.map_statistics import STATISTICS
-from cam.drift.reference import Origin, read_reference
+from cam.drift.origin import Origin
+from cam.drift.reference import read_reference
 from cam.drift.shift import LEAST
 from service.app import create_app
 from service.cli.main import main

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from service.pipeline.rows import SCHEMA, Row
+from service.pipeline.rows import Row
+from service.pipeline.table import SCHEMA
 
 HOSTILE = "<script>alert(1)</script>.jpg"
 
