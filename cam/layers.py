@@ -272,7 +272,8 @@ def leaves(model: nn.Module) -> list[str]:
 def default_layer(layers: list[Layer]) -> str:
     """Return the layer that a CAM uses by default: the last layer of a `survey` that is `eligible`
     and, in a detector, on which every box depends. A layer in front of a network that runs several
-    times, such as a normalisation before test-time augmentation or a stem before a loop, is none.
+    times, such as a normalisation before test-time augmentation or a stem before a loop, is not a
+    default layer.
 
     Raises:
         NoTargetLayer: if there is no such layer.

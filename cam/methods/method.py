@@ -35,7 +35,7 @@ class Method:
 
     - `weights` W, float (n, K, h, w) or (n, K, 1, 1): then map = Σ_k W_k ⊙ A_k; see
       `cam.methods.gradient_weights`; or
-    - the `map`, float (n, h, w), where it is no such sum; see `cam.methods.components`.
+    - the `map`, float (n, h, w), where it is not such a sum; see `cam.methods.components`.
 
     A function that returns `steps` runs the model itself: see `cam.methods.perturbation`."""
     function: Function

@@ -100,7 +100,7 @@ def _incomplete(question: Question, completeness: Completeness | None) -> tuple[
 
 
 def _blind(question: Question) -> tuple[str, ...]:
-    """Return a warning if the method's map is none of the target alone."""
+    """Return a warning if the method's map hardly depends on the target, or not at all."""
     warning = METHODS[question.method].warning
     return (warning,) if warning else ()
 

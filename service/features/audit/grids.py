@@ -29,7 +29,7 @@ KEPT: Final = 256
 """Largest number of photos that are kept in memory to stand in grids. Of the others only the class
 is kept, and they are read again."""
 MENDABLE: Final = (*PASSING, ModelFailed, UnknownModel)
-"""Problems that are none of the photo, so that they say nothing about it."""
+"""Problems that the photo does not cause, so they say nothing about it."""
 
 
 @dataclass(frozen=True, eq=False)

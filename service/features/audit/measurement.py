@@ -40,7 +40,7 @@ THUMBNAIL: Final = 96
 SAME: Final = 1e-4
 """Largest difference of two maps, scaled to 0 … 1, that are scored once."""
 LEAST_RISE: Final = 1.01
-"""Least ratio of two probabilities that is none of rounding."""
+"""Least ratio of two probabilities that rounding does not explain."""
 NOT_PREDICTED: Final = "the class that is explained is not the predicted one"
 UNSURE: Final = f"the model is not sure of the class, whose probability is below {SURE:g}"
 TOO_FEW: Final = "other classes have too few photos of which the model is sure"
