@@ -400,8 +400,8 @@ def method_layers(
 
 
 def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
-    """Return the last layers of a network's stages, in execution order: at most `STAGES`, of which
-    the last is `default`.
+    """Return the last layers of a network's stages, in execution order: at most `STAGES`. The last
+    one is `default`.
 
     A stage is a part of the network whose outputs have one resolution. Each stage has more rows and
     more columns than the stage after it. Its last layer is the last one with the fewest dots in its

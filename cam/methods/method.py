@@ -57,8 +57,8 @@ class Method:
     to_image: bool = False
     """Whether a method at a layer differentiates the whole model, from the score to the image."""
     levels: Levels | None = None
-    """Layers of which the method makes one map together, if none are named: the levels from which
-    a detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
+    """The layers that the method joins into one map, if none are named: the levels from which a
+    detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
     None: the method makes one map at each layer."""
     fusion: Function | None = None
     """The function that makes one map, float32 (h, w), of the maps of several layers, by layer

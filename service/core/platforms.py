@@ -62,7 +62,7 @@ PLATFORMS: Final[Mapping[str, tuple[Callable[[Environment], dict[str, Any]], tup
     "azure": (_azure, ("AZUREML_MODEL_DIR",)),
     "kserve": (_kserve, ("STORAGE_URI",)),
 }
-"""Name of a platform → its settings, and the variables by one of which it is known."""
+"""Name of a platform → its settings, and the variables that identify it (any one is enough)."""
 
 
 def platform_settings(environment: Environment, platform: str | None) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Localised:
 
 @dataclass
 class _Steps:
-    """The progress of one photo: the passes of each part, of which some are made."""
+    """The progress of one photo: the passes of each part, some of which are made."""
 
     passes: Mapping[str, int]
     progress: Callable[[float], None]
@@ -456,8 +456,8 @@ def stored_name(name: str) -> str:
 
 
 def _another(wanted: int, count: int, seed: Sequence[int]) -> int:
-    """Return one of the other classes at random. It is not the second most probable one, of which
-    the same pixels may be the evidence."""
+    """Return one of the other classes at random. The second most probable class would not do,
+    because the same pixels may be the evidence for it."""
     drawn = int(np.random.default_rng(seed).integers(count - 1))
     return drawn + (drawn >= wanted)
 
