@@ -1,4 +1,4 @@
-"""Whether a change of the maps of a live model is found, and how often one is found that is none.
+"""Whether a change of a live model's maps is found, and how often one is found where there is none.
 
     python -m bench.drift [--runs 20] [--only STREAM …] [--write]
 

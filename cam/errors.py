@@ -116,7 +116,7 @@ def unknown_layer(name: str, names: Iterable[str]) -> UnknownLayer:
     """Return the error of a layer that a model does not have.
 
     Args:
-        names: the names of the model's layers, of which the nearest is named in the message.
+        names: the names of the model's layers. The message suggests the nearest one.
     """
     return UnknownLayer(f"the model has no layer {name!r}{did_you_mean(name, names)}")
 

@@ -168,10 +168,11 @@ class Explanation:
     does not look. None if the positions cover the input evenly and upright."""
     used: NDArray[np.float32] | None = None
     """What the model used, wherever it lies: the contribution of each channel of the layer's output
-    to the score, Σ_p A_k(p) ∂y/∂A_k(p) over the positions p, float32 (K,). Of a model whose head
-    averages the positions before a linear layer these are the terms of the logit but for the bias.
-    Photos in which the model uses the same thing at different places have similar numbers. Only if
-    the question asks for it; None if the method has no gradient at the layer, or it is all zero."""
+    to the score, Σ_p A_k(p) ∂y/∂A_k(p) over the positions p, float32 (K,). If the model's head
+    averages the positions before a linear layer, these are the terms of the logit without the bias.
+    Photos in which the model uses the same thing at different places have similar numbers. None if
+    the question does not ask for it, or the method's gradient at the layer is missing or all
+    zero."""
     words: tuple[tuple[str, float], ...] = ()
     """The importance of each word of a text that is explained, if the target asks for it: the score
     minus that of the text without the word."""
@@ -241,7 +242,7 @@ class Explanation:
 
 
 class Explanations(list[Explanation]):
-    """A list of explanations, of which a notebook shows the first `SHOWN` below each other."""
+    """A list of explanations. A notebook shows the first `SHOWN` of them below each other."""
 
     SHOWN = 16
 

@@ -76,8 +76,8 @@ def model_of(model: nn.Module, method: str) -> nn.Module:
 
 
 def wrapping(model: nn.Module) -> str | None:
-    """Return why a module is none to explain, as a clause, if it is a model of Ultralytics, such as
-    `YOLO("yolo11n.pt")`, which opens files, predicts and trains; None if it is not."""
+    """Return why a module cannot be explained, as a clause, if it is a model of Ultralytics, such
+    as `YOLO("yolo11n.pt")`, which opens files, predicts and trains; None if it is not."""
     kinds = {f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__}
     if "ultralytics.engine.model.Model" not in kinds:
         return None

@@ -272,7 +272,8 @@ def leaves(model: nn.Module) -> list[str]:
 def default_layer(layers: list[Layer]) -> str:
     """Return the layer that a CAM uses by default: the last layer of a `survey` that is `eligible`
     and, in a detector, on which every box depends. A layer in front of a network that runs several
-    times, such as a normalisation before test-time augmentation or a stem before a loop, is none.
+    times, such as a normalisation before test-time augmentation or a stem before a loop, is not a
+    default layer.
 
     Raises:
         NoTargetLayer: if there is no such layer.
@@ -399,8 +400,8 @@ def method_layers(
 
 
 def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
-    """Return the last layers of a network's stages, in execution order: at most `STAGES`, of which
-    the last is `default`.
+    """Return the last layers of a network's stages, in execution order: at most `STAGES`. The last
+    one is `default`.
 
     A stage is a part of the network whose outputs have one resolution. Each stage has more rows and
     more columns than the stage after it. Its last layer is the last one with the fewest dots in its

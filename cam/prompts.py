@@ -194,8 +194,7 @@ def left_out(text: str) -> tuple[tuple[str, ...], list[str]]:
     words = tuple(text.split())
     if not 2 <= len(words) <= MAX_WORDS:
         raise InvalidPrompt(
-            f"{text[:80]!r} has {len(words)} words; the importance of words is told of 2 to "
-            f"{MAX_WORDS}"
+            f"{text[:80]!r} has {len(words)} words; the importance of words needs 2 to {MAX_WORDS}"
         )
     return words, [" ".join((*words[:turn], *words[turn + 1 :])) for turn in range(len(words))]
 

@@ -101,9 +101,9 @@ class ClassTarget:
         """
         if output.features is not None:
             raise NoHead(
-                "the model has no head: it returns features and no scores of classes; explain what "
-                "makes an image like another one by a SimilarityTarget, or take a model with a "
-                "head; if its outputs are scores, say so by activation"
+                "the model has no head: it returns features, not scores of classes; explain what "
+                "makes an image like another one with a SimilarityTarget, or take a model with a "
+                "head; if its outputs are scores, set activation"
             )
         if output.detections is not None:
             return self._detected(output.detections)

@@ -68,7 +68,7 @@ def tiles_of(process: Process, model: Any, height: int, width: int, tokens: int)
         times, rows, columns = (int(number) for number in inputs["image_grid_thw"][0])
         merged = _side(len(where), tokens)
         if times != 1:
-            raise ModelError(f"the processor makes {times} pictures of a photo, as of a video")
+            raise ModelError(f"the processor makes {times} pictures from a photo, as from a video")
         centres = _mean(where.reshape(tokens, merged**2, -1, 2))
         parts = [centres.reshape(rows // merged, columns // merged, 2)]
     elif "image_position_ids" in inputs:
@@ -233,8 +233,8 @@ def _of_patches(
 
 
 def _of_pictures(where: NDArray[np.float64], tokens: int) -> list[NDArray[np.float64]]:
-    """Return the places of the tokens of pictures (…, 3, H, W), each of which has as many tokens,
-    row by row."""
+    """Return the places of the tokens of pictures (…, 3, H, W). Each picture has the same number of
+    tokens, row by row."""
     if where.ndim < 5 or where.shape[-4] != 3:
         raise ModelError(
             f"the processor's pixel_values have the shape {where.shape[:-1]}, which no pictures "

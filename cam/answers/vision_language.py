@@ -333,8 +333,8 @@ class VisionLanguageModel:
     def _read_behind(
         self, prefix: Prefix, ids: Tensor, answered: int, *, use_cache: bool
     ) -> tuple[Read, Any]:
-        """Read the tokens behind those of a prefix, of which the last ones are of the answer. There
-        is no attention mask: one photo and question have no padding."""
+        """Read the tokens after those of a prefix; the last of them belong to the answer. There is
+        no attention mask, because one photo and question have no padding."""
         self.turns = prefix.turns
         with self._last_hidden(answered + 1) as seen:
             output = self.model(

@@ -1,5 +1,5 @@
-"""What a cluster's photos show under its heat: the same thing at one place, one colour, something
-that the other photos of the class lack."""
+"""Compare what a cluster's photos show under its heat with other photos of the class: the same
+thing at one place, one colour, or something that the other photos lack."""
 
 from __future__ import annotations
 
@@ -19,56 +19,57 @@ Photos = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 MEMBERS: Final = 64
-"""Most photos of a cluster that are compared."""
+"""Largest number of photos of a cluster that are compared."""
 OTHERS: Final = 128
-"""Most photos of other clusters with which these are compared."""
+"""Largest number of other photos that they are compared with."""
 COMMON: Final = 1 / 3
-"""Largest spread of a pixel, relative to the others', at which the members show the same there."""
+"""Largest spread of a pixel, relative to the other photos, at which the members show the same
+there."""
 SAME: Final = 1 / 3
-"""Largest spread of the pixels under the heat, relative to the spread elsewhere, of photos that
-show the same thing."""
+"""Photos show the same thing if the spread of their pixels under the heat is at most this, relative
+to the spread elsewhere."""
 DIFFERENT: Final = 0.4
-"""Least spread of the pixels elsewhere, so that the photos are not copies of one photo."""
+"""Photos are copies of one photo if the spread of their pixels elsewhere is below this."""
 STANDS_OUT: Final = 1.0
-"""Least difference between the shifts of the pixels under the heat and elsewhere, in standard
-deviations, of a place that stands out."""
+"""A place stands out if the shift of the pixels under the heat exceeds the shift of the pixels
+elsewhere by at least this, in standard deviations."""
 ELSEWHERE: Final = 0.75
-"""Largest shift of the pixels elsewhere, in standard deviations, of photos that are as others
-but for what lies under the heat."""
+"""Photos are of another kind than the others if the shift of their pixels elsewhere exceeds this,
+in standard deviations."""
 UNLIKE: Final = 0.85
-"""Least `Appearance.unlike` of a place that stands out."""
+"""A place stands out only if `Appearance.unlike` is at least this."""
 EDGES: Final = 8.0
-"""Factor of the differences between neighbouring pixels: the sum of the weights of Sobel's
-operator."""
+"""Factor by which the differences between neighbouring pixels are multiplied: the sum of the
+weights of Sobel's operator."""
 LEAST_SPREAD: Final = 4.0
-"""Least spread of the other photos at a pixel, in grey levels 0 … 255. Where they hardly differ,
-such as in black bars, equal pixels prove nothing."""
+"""Least spread of the other photos at a pixel, in grey levels 0 … 255; a smaller one counts as
+this. Where the other photos hardly differ, such as in black bars, equal pixels prove nothing."""
 
 
 @dataclass(frozen=True)
 class Appearance:
     inside: float
     """How much the members' photos differ where they are most alike under the heat: the 5 %
-    quantile of the spreads (see `spreads`) of the hot pixels. 0 if the same pixels are there in
-    most members; about 1 if they are as different as other photos of the class."""
+    quantile of the spreads (see `spreads`) of the hot pixels. 0 if most members have the same
+    pixels there; about 1 if they differ as much as other photos of the class."""
     outside: float
-    """The 10 % quantile of the spreads of the other pixels, about 0 if the photos are copies or
-    crops of one photo."""
+    """The 10 % quantile of the spreads of the pixels that are not hot. About 0 if the photos are
+    copies or crops of one photo."""
     colour: float
-    """Spread of the mean colour under each member's own heat, relative to the same of the other
-    photos. 0 if the heat lies on the same colour in most members."""
+    """Spread of the mean colour under each member's own heat, relative to its spread among the
+    other photos. 0 if the heat lies on the same colour in most members."""
     shift: float
-    """How far the members' photos are, under the heat, from the other photos at the same place, in
-    standard deviations: the 95 % quantile of the shifts (see `shifts`) of the hot pixels. A
-    translucent mark shifts pixels that differ as much as before."""
+    """How far the members' photos are from the other photos at the hot pixels, in standard
+    deviations: the 95 % quantile of the shifts (see `shifts`). It finds a translucent mark, which
+    shifts pixels but does not change how much they differ."""
     shift_outside: float
-    """The 75 % quantile of the other pixels. About as large as `shift` if the photos are of another
-    kind altogether, such as other exposures."""
+    """The 75 % quantile of the shifts of the pixels that are not hot. About as large as `shift` if
+    the photos are of another kind altogether, such as other exposures."""
     error: float
     """Two standard errors of a shift."""
     unlike: float
-    """How well the members are told from the other photos by what lies under each photo's own heat,
-    wherever that is: `discriminant.separability`. 0.5 if the heat lies on the same kind of thing as
+    """How well what lies under each photo's own heat, wherever that is, tells the members from the
+    other photos: see `discriminant.separability`. 0.5 if the heat lies on the same kind of thing as
     in other photos, such as the object; 1 if it always lies on something else."""
 
     @property
@@ -79,20 +80,20 @@ class Appearance:
     @property
     def same_thing(self) -> bool:
         """Whether the photos show the same thing under the heat and differ elsewhere."""
-        # Where the other photos are all alike, such as in a border, `outside` is above 1.
+        # `outside` is above 1 if the other photos are all alike there, such as in a border.
         return not self.copies and self.inside <= SAME * min(self.outside, 1.0)
 
     @property
     def another_kind(self) -> bool:
-        """Whether the photos differ from the others elsewhere, too: another kind of photo, such as
+        """Whether the photos differ from the others elsewhere, too, as photos of another kind do:
         other exposures, a scanner's photos or another object."""
         return self.shift_outside > ELSEWHERE
 
     @property
     def stands_out(self) -> bool:
-        """Whether the photos differ from the others at this place, more than elsewhere, and under
-        their heat is not what the heat of the others lies on. Photos that differ elsewhere, too,
-        are of another kind, such as those of another camera in the class, and tell nothing."""
+        """Whether the photos differ from the others at this place more than elsewhere, and their
+        heat lies on something else than the heat of the others. Photos that differ elsewhere, too,
+        prove nothing: they are of another kind, such as photos of another camera."""
         return (
             not (self.copies or self.another_kind)
             and self.shift - self.error - self.shift_outside >= STANDS_OUT
@@ -126,10 +127,10 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
 def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_]:
     """Return which photos of a cluster show what most of them show under the heat: bool (m,).
 
-    Of the hot pixels, those are compared that differ least among the members: the least quarter of
-    those that differ at most `COMMON` times as much as among the other photos. A photo shows the
-    same if its mean distance there from the members' median is nearer to the median distance of
-    the members than of the other photos.
+    Only the hot pixels that differ least among the members are compared: of the pixels whose spread
+    (see `spreads`) is at most `COMMON`, the quarter with the smallest spread. A photo shows the
+    same if its mean distance there from the members' median is nearer to the median distance of the
+    members than to that of the other photos.
 
     Args:
         heat: the maps of the photos, float32 (m, h, w), 0 … 1.
@@ -140,7 +141,8 @@ def alike(heat: Float, photos: Photos, other_photos: Photos) -> NDArray[np.bool_
     common = place & (spread <= COMMON)
     if not common.any():
         return np.ones(len(photos), bool)
-    common &= spread <= np.quantile(spread[common], 0.25)  # digits of a date differ, its ground not
+    # A quarter, because the digits of a date differ, but not its background.
+    common &= spread <= np.quantile(spread[common], 0.25)
     levels = photos[:, common].astype(np.float32)
     middle = np.median(levels, axis=0)
     distances = np.abs(levels - middle).mean((1, 2))
@@ -158,11 +160,11 @@ def hot_place(maps: Float) -> NDArray[np.bool_]:
 
 
 def spreads(members: Photos | Float, others: Photos | Float) -> Float:
-    """Return the spread of the members' values, relative to the others'.
+    """Return the spread of the members' values, divided by the spread of the others' values.
 
     The spread is the median absolute deviation from the median, averaged over the channels, in
-    grey levels. Unlike the variance it does not change much if a tenth of the members are wrong.
-    The others' spread is at least `LEAST_SPREAD`.
+    grey levels. Unlike the variance, it hardly changes if a tenth of the members are wrong. A
+    spread of the others below `LEAST_SPREAD` counts as `LEAST_SPREAD`.
 
     Args:
         members, others: (count, …, channels), 0 … 255.
@@ -182,8 +184,8 @@ def _deviation(values: Photos | Float) -> Float:
 
 def shifts(members: Photos | Float, others: Photos | Float) -> Float:
     """Return how far the members' mean is from the others' mean: the difference divided by the root
-    of the mean variance of the two groups, of the channel in which this is largest. The variances
-    are at least `LEAST_SPREAD`².
+    of the mean variance of the two groups, in the channel in which this is largest. A mean variance
+    below `LEAST_SPREAD`² counts as `LEAST_SPREAD`².
 
     Args:
         members, others: (count, …, channels), 0 … 255.
@@ -199,15 +201,16 @@ def shifts(members: Photos | Float, others: Photos | Float) -> Float:
 
 
 def _scaled(members: Float, others: Float) -> tuple[Float, Float]:
-    """Return the rows with the mean 0 and the standard deviation 1 in each column."""
+    """Return both groups, scaled so that each column of all rows has mean 0 and standard deviation
+    1."""
     both = np.concatenate([members, others])
     scaled = (both - both.mean(0)) / np.maximum(both.std(0), 1e-6)
     return scaled[: len(members)], scaled[len(members) :]
 
 
 def _with_edges(photos: Photos) -> Float:
-    """Return the photos with the strength of their edges as a fourth channel, float32 (m, H, W,
-    4): a pattern of several colours may have the mean colour of what it covers."""
+    """Return the photos with the strength of their edges as a fourth channel, float32 (m, H, W, 4).
+    The mean colour alone may miss a pattern of several colours."""
     return np.concatenate([photos.astype(np.float32), _edges(photos)[..., None]], axis=-1)
 
 
@@ -233,11 +236,11 @@ def _under(photos: Photos, heat: Float) -> Float:
 
 
 class Thumbnails:
-    """The thumbnails of a class, each of which is read at most once.
+    """The thumbnails of a class. Each one is read at most once.
 
     Args:
         photos: uint8 (H, W, 3) each; None for a photo that cannot be read.
-        seed: of the order in which photos are drawn. It is the same for all clusters, so that
+        seed: seed of the order in which photos are drawn. All clusters use the same order, so
             clusters with common members read the same photos.
     """
 
@@ -256,8 +259,11 @@ class Thumbnails:
         """Return at most `most` of the photos that can be read: their numbers, ascending, and their
         pixels, uint8 (m, H, W, 3).
 
+        Args:
+            numbers: the photos to choose from.
+
         Raises:
-            InvalidImages: if one of them is not uint8 (H, W, 3), or not of the first one's size.
+            InvalidImages: if one of them is not uint8 (H, W, 3), or differs in size from the first.
         """
         wanted = np.zeros(len(self._photos), bool)
         wanted[numbers] = True

@@ -1,8 +1,8 @@
-"""Compare classes with each other: a place of the frame at which hardly another class looks.
+"""Compare classes: find a place of the frame at which one class looks and hardly any other does.
 
-Clusters of one class's maps cannot show a mark that most of its photos carry: the marked photos are
-the class. But then the maps agree on one place of the frame, whatever the photos show elsewhere,
-and maps of other classes do not lie as they do.
+If most photos of a class have a mark, clusters of the class's maps cannot show it, because the
+marked photos are the class. But then most maps of the class lie on one place of the frame, whatever
+the photos show elsewhere, and the maps of other classes do not.
 """
 
 from __future__ import annotations
@@ -31,45 +31,46 @@ from cam.drawing.heatmap import Float
 Mask = NDArray[np.bool_]
 
 LEAST_MAPS: Final = 30
-"""Least number of maps of a class that is compared."""
+"""Least number of maps that a class needs to be compared."""
 LEAST_PHOTOS: Final = 8
-"""Least number of photos of a class, and of others, that are compared."""
+"""Least number of photos of a class, and of the other classes, that are needed to compare them."""
 MOST_OF: Final = 0.5
-"""Share of a map's heat in a place from which on the map looks there, and share of a class's maps
-from which on the class does."""
+"""A map looks at a place if at least this share of its heat is there. A class looks at a place if
+at least this share of its maps do."""
 AS_THESE: Final = 0.1
-"""Quantile of the overlaps of a class's maps with its typical map from which on a map lies as they
-do. Half of the heat of an object at a random place may lie in a third of the frame by chance, but
-not in the same pattern."""
+"""A map lies as a class's maps do if its overlap with their typical map is at least this quantile
+of their own overlaps with it. An object at a random place may have half of its heat in a third of
+the frame by chance, but not in the same pattern."""
 ELSEWHERE: Final = 0.05
-"""Share of another class's maps that may lie as these do; more of them do so by chance."""
+"""Share of another class's maps that may lie as these do. A larger share may still be chance: see
+`CHANCE`."""
 CHANCE: Final = 0.05
-"""Probability that as many maps of any of the other classes lie as these do by chance, below which
-that class looks there, too."""
+"""Another class looks there, too, if the probability that so many of its maps lie as these do by
+chance is below this. It is divided by the number of other classes."""
 HARDLY: Final = 0.1
-"""Largest share of any other class's maps that have half of their heat in a place at which, as it
-is said, no other class looks."""
+"""Largest share of any other class's maps that may have half of their heat in a place if the
+sentence says that no other class looks there."""
 AREA: Final = 0.4
-"""Largest share of the frame that is one place."""
+"""Largest share of the frame that counts as one place."""
 AREA_OF_A_THING: Final = 0.75
-"""The same if the photos show the same thing there, such as a border around them."""
+"""The same as `AREA`, if the photos show the same thing there, such as a border around them."""
 THIRD: Final = 1 / 3
 STEADY: Final = 0.1
-"""Largest unsteadiness of maps whose photos do not show that they look at the same thing."""
+"""Largest unsteadiness of a class's maps if the photos do not show the same thing there."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnPlace:
-    """A place of the frame at which most maps of one class look, and those of most classes do not.
+    """A place of the frame at which most maps of one class look, but most classes do not.
 
-    It is a reason to look at the photos. If the objects of the class lie there on all photos, such
-    as a road below its cars, nothing is wrong.
+    It is a reason to look at the photos. If objects of the class lie there on all photos, such as
+    the road under cars, nothing is wrong.
     """
 
     class_: int
     """Position of the class among the given classes."""
     members: NDArray[np.int64]
-    """Positions of the maps that look there among the class's maps, int64, ascending."""
+    """The maps that look there, as positions among the class's maps, int64, ascending."""
     maps: int
     """Number of the class's maps that show something."""
     place: tuple[float, float]
@@ -77,19 +78,21 @@ class OwnPlace:
     where: str
     """The place in words, such as "at the bottom left"."""
     elsewhere: float
-    """Largest share of another class's maps that look there, but for the classes that share the
-    place."""
+    """Largest share of another class's maps that look there. The classes that share the place are
+    not counted."""
     unsteadiness: float
     """How much the patterns of the members' maps differ: see `cam.clusters.suspects`."""
     appearance: Appearance | None
-    """What the members' photos show there, against other classes' photos; None without photos."""
+    """What the members' photos show there, compared with other classes' photos; None without
+    photos."""
     shared: tuple[int, ...] = ()
-    """Positions of other classes whose maps lie there in the same way, ascending."""
+    """Positions of the other classes whose maps lie there in the same way, ascending."""
 
     def sentence(self, name: str, others: Sequence[str] = ()) -> str:
-        """Return what was found about the class of this name, without a full stop.
+        """Return what was found about the class, as a sentence without a full stop.
 
         Args:
+            name: the name of the class.
             others: the names of the classes that share the place.
         """
         count = len(self.members)
@@ -108,29 +111,33 @@ class OwnPlace:
 def own_places(
     classes: Sequence[tuple[Iterable[Float], Sequence[Photos | None] | None]], seed: int = 0
 ) -> list[OwnPlace]:
-    """Find the classes whose maps agree on a place of the frame that is hardly another class's.
+    """Find the classes whose maps agree on a place of the frame at which hardly any other class
+    looks.
 
     The place of a class is where the median of its maps is at least half of the median's maximum.
     It counts if
 
     - it is at most `AREA` of the frame, or `AREA_OF_A_THING` if the photos show the same thing;
     - at least half of the class's maps look there: they have at least half of their heat there;
-    - at most half of the classes look there. Another class does if more than `ELSEWHERE` of its
-      maps, beyond chance, overlap with these maps' median as well as most of these do;
-    - and the maps that look there have one cause: their photos show the same thing there and differ
-      elsewhere, against photos of other classes, or their patterns differ by at most `STEADY`. The
-      middle of the frame, where objects are, counts only if the photos show the same thing there.
+    - at most half of the classes look there. Another class looks there if more than `ELSEWHERE` of
+      its maps, beyond chance, overlap with the median of this class's maps as much as most of this
+      class's maps do;
+    - and the maps that look there have one cause: compared with other classes' photos, their photos
+      show the same thing there and differ elsewhere; or their patterns differ by at most `STEADY`.
+      The middle of the frame, where objects are, counts only if the photos show the same thing
+      there.
 
     Args:
-        classes: each class's maps, float32 (h, w) each, and its photos, as `find_clusters` takes
-            them. At least two classes with `LEAST_MAPS` maps are needed; others are left out.
-        seed: of the choice of photos.
+        classes: for each class, its maps, float32 (h, w) each, and its photos, as `find_clusters`
+            takes them. Classes with fewer than `LEAST_MAPS` maps are left out; at least two others
+            are needed.
+        seed: seed for the choice of photos.
 
     Returns:
-        At most one place of each class, in the classes' order.
+        At most one place for each class, in the order of the classes.
 
     Raises:
-        InvalidImages: as `find_clusters`.
+        InvalidImages: as `find_clusters` does.
     """
     frame = _Frame(classes, seed)
     return [place for number in frame.large if (place := frame.place_of(number)) is not None]
@@ -157,7 +164,7 @@ class _Frame:
         self.shares = distributions(self.maps).reshape(self.maps.shape)
         kept = np.array(owners, np.int64)[gridded.kept]
         self.rows = [np.flatnonzero(kept == number) for number in range(len(classes))]
-        """Of each class, the positions of its maps among those that show something."""
+        """For each class, the positions of its maps among the maps that show something."""
         starts = np.searchsorted(np.array(owners), np.arange(len(classes)))
         self.own = gridded.kept - starts[kept]
         """Position of each map among the maps of its class."""
@@ -168,7 +175,7 @@ class _Frame:
         ]
 
     def place_of(self, number: int) -> OwnPlace | None:
-        """Return the place of a class; None if it has none of its own."""
+        """Return the place at which only this class looks; None if there is none."""
         mine = self.rows[number]
         hot = hot_place(self.maps[mine])
         if hot.mean() > AREA_OF_A_THING:
@@ -209,7 +216,8 @@ class _Frame:
         )
 
     def _shared(self, number: int, members: NDArray[np.int64]) -> tuple[int, ...]:
-        """Return the other classes of which more maps lie as the members do than by chance."""
+        """Return the other classes that have more maps that lie as the members do than chance would
+        give."""
         from scipy.special import bdtrc
 
         typical = np.median(self.shares[members], axis=0)
@@ -229,8 +237,8 @@ class _Frame:
     def _look(
         self, number: int, members: NDArray[np.int64], shared: tuple[int, ...]
     ) -> Appearance | None:
-        """Compare photos of maps of a class with photos of the classes that do not share its place;
-        None if too few of them can be read."""
+        """Compare photos of a class with photos of the classes that do not share its place. Return
+        None if too few of the photos can be read."""
         others = [class_ for class_ in self.large if class_ not in (number, *shared)]
         each_few = -(-OTHERS // len(others))
         mine = self._photos_of(number, members, MEMBERS)
@@ -244,8 +252,8 @@ class _Frame:
     def _photos_of(
         self, number: int, rows: NDArray[np.int64], most: int
     ) -> tuple[NDArray[np.int64], Photos]:
-        """Return whose photos could be read of some of a class's maps, and at most `most` photos,
-        uint8 (m, H, W, 3)."""
+        """Read at most `most` photos of some of a class's maps. Return the maps whose photos could
+        be read, and these photos, uint8 (m, H, W, 3)."""
         thumbnails = self.photos[number]
         if thumbnails is None:
             return np.zeros(0, np.int64), np.zeros((0, 1, 1, 3), np.uint8)
@@ -254,8 +262,12 @@ class _Frame:
 
 
 def in_words(place: Mask) -> str | None:
-    """Return where a place of the frame is, bool (h, w), as words such as "at the bottom left";
-    None if it reaches the middle of the frame, where most objects are."""
+    """Return in words where a place of the frame is, such as "at the bottom left"; None if it
+    includes the middle of the frame, where most objects are.
+
+    Args:
+        place: bool (h, w).
+    """
     height, width = place.shape
     middle = place[(height - 1) // 2 : height // 2 + 1, (width - 1) // 2 : width // 2 + 1]
     if middle.any() or not place.any():

@@ -1,40 +1,43 @@
 """What makes a cluster suspect: criteria with formulas and thresholds.
 
 A cluster of maps proves nothing by itself. Clean photos make clusters, too: objects in the lower
-left corner, padding at the right edge, crops of one photo. So a cluster is suspect only if four
-things come together:
+left corner, padding at the right edge, crops of one photo. So a cluster is suspect only if it meets
+all four criteria:
 
-- it is of a fair size: at least `LEAST_MEMBERS` maps and at most half of the class;
+- it has a fair size: at least `LEAST_MEMBERS` maps and at most half of the class;
 - it is separate: its conductance in the graph of similar maps is at most `SEPARATE`;
-- its place is its own: at the places where it is hot, other maps have at most `OWN` of its heat;
-- and there is evidence that one cause lies there, which is not what other maps lie on. There are
-  four kinds, each of which is enough:
+- it has a place of its own: where it is hot, other maps have at most `OWN` of its heat;
+- there is evidence that its heat has one cause, which other maps do not have. Each of four kinds of
+  evidence is enough:
 
   - the photos show the same thing under the heat and differ elsewhere (`Appearance.same_thing`);
-  - the photos differ from others at this place, hardly elsewhere, and what lies under their heat
-    is not what lies under the heat of the others (`Appearance.stands_out`): a translucent mark,
-    artefacts of a compression, digits that vary;
+  - the photos differ from others at this place, hardly elsewhere, and their heat lies on something
+    else than the heat of the others (`Appearance.stands_out`): a translucent mark, compression
+    artefacts, digits that vary;
   - the model used something else (`APART`): Fisher's discriminant tells the members from other
     photos by the channels on which their maps lie (`Explanation.used`), as Anders et al. rank
-    clusters ("Finding and removing Clever Hans", Information Fusion 2022). Objects at one place
-    are not told from the same objects at other places. The photos must be at hand, and as others
-    elsewhere (`Appearance.another_kind`), as kinds of photos are told from each other, too;
-  - the maps alone, as photos may be missing: they are separate and of one pattern at the same time
-    (`REGULAR`). Objects make separate clusters whose patterns differ, or small parts of these with
-    patterns that are alike but have neighbours. Where there are photos they must not contradict it
-    (`SHARED`): objects of another viewpoint have one pattern at one place, too.
+    clusters ("Finding and removing Clever Hans", Information Fusion 2022). It does not tell objects
+    at one place from the same objects at other places. The photos must be available. They must look
+    like others elsewhere (`Appearance.another_kind`), because the discriminant also tells kinds of
+    photos from each other;
+  - the maps alone, because photos may be missing: the cluster is separate and its maps have one
+    pattern (`REGULAR`). Clusters of objects are separate but have different patterns, or they are
+    small parts of such clusters, which have one pattern but are not separate. If there are photos,
+    they must not contradict it (`SHARED`): objects from another viewpoint have one pattern at one
+    place, too.
 
-A group of photos in which the model used similar channels needs no place of its own. Kinds of the
-object are such groups, too: in a red disc a model finds other evidence than in a blue one, instead
-of it. A mark that the model learned is evidence beside the object. So the group is suspect if its
-contributions to the score add to those of the other photos and take little from them
-(`Evidence.added_use`), or if it is far apart (`FAR_APART`), has no lower scores, and its photos are
-as others elsewhere. This finds marks at varying places and some that cover the photo.
+A group of photos in which the model used similar channels does not need a place of its own. Kinds
+of the object are such groups, too: in a red disc a model finds other evidence than in a blue one,
+instead of it. A mark that the model learned is evidence beside the object. So the group is suspect
+if its contributions to the score add to those of the other photos and take little from them
+(`Evidence.added_use`). It is also suspect if it is far apart (`FAR_APART`), its scores are no
+lower, and its photos look like others elsewhere. This finds marks at varying places, and some that
+cover the photo.
 
 Photos that are known to be copies or crops of one photo are not evidence, and neither are their
 maps.
 
-Of a cluster whose photos show the same thing, members whose photos lack it are left out.
+If the photos of a cluster show the same thing, members whose photos lack it are left out.
 
 The thresholds were set on 15 kinds of marks (seed 0 of `bench/shortcuts.py`) and tried on other
 seeds and three other kinds: `python -m bench.clusters --only shortcuts` and the figures in
@@ -72,15 +75,16 @@ SEPARATE: Final = 0.2
 """Largest conductance at which photos that show the same thing are evidence."""
 OWN: Final = 0.6
 APART: Final = 3.0
-"""Least separation of what the model used in a cluster of similar maps, in standard deviations."""
+"""Least separation at which what the model used in a cluster of similar maps is something else, in
+standard deviations."""
 FAR_APART: Final = 6.0
-"""The same of a group of similar uses, wherever the maps have their heat. The groups are chosen
-for their separation, and kinds of objects whose scores are not lower have up to 5.4."""
+"""The same for a group of similar uses, wherever its heat is. It is larger because the groups are
+chosen for their separation: kinds of objects whose scores are not lower reach 5.4."""
 ADDED: Final = 4.5
-"""Least separation of a group whose contributions only add to those of others. Groups of clean
-photos of which that is true have up to 4.3."""
+"""Least separation of a group whose contributions only add to those of others. Such groups of clean
+photos reach 4.3."""
 LEAST_USES: Final = 20
-"""Least number of photos of a group of similar uses: the separation of fewer is too uncertain."""
+"""Least number of photos in a group of similar uses. The separation of fewer is too uncertain."""
 MOST_USES: Final = 0.4
 """Largest share of such a group in its class. Halves of a class are kinds of the object."""
 LOST: Final = 0.1
@@ -88,16 +92,17 @@ LOST: Final = 0.1
 RAISED: Final = 0.8
 """Least chance that a photo of such a group has a higher score than another photo."""
 REGULAR: Final = 0.0015
-"""Largest conductance times unsteadiness of maps that are evidence without photos."""
+"""Largest product of conductance and unsteadiness at which maps alone are evidence."""
 SHARED: Final = 0.75
 """Largest spread of the pixels under the heat, relative to the spread elsewhere, that does not
 contradict one cause. Clean photos have 0.98 to 1.2."""
 LEAST_HOT: Final = 3
-"""Least number of hot positions of which a pattern can be compared: with one position, every
-pattern is the same."""
+"""Least number of hot positions for comparing patterns: with one position, every pattern is the
+same."""
 ONE_COLOUR: Final = 1 / 3
 AT_BORDER: Final = 1.4
-"""Least share of the heat near the border, relative to the class's other maps."""
+"""Least share of the heat near the border, relative to the class's other maps, at which the heat
+lies at the border."""
 
 SENTENCES: Final[dict[Reason, str]] = {
     "isolated": "few other maps of the class resemble these",
@@ -110,38 +115,39 @@ SENTENCES: Final[dict[Reason, str]] = {
     "one colour": "the heat lies on one colour",
     "border": "the heat lies at the border more than in other maps of the class",
 }
-"""Reason → sentence about a cluster."""
+"""Reason → what it says about a cluster, as a clause."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of a cluster, from which its suspicion follows."""
+    """Measurements of a cluster that decide whether it is suspect."""
 
     size: int
     share: float
-    """Its maps as a share of the class's, above 0, at most 1."""
+    """Its maps as a share of the class's maps, above 0, at most 1."""
     conductance: float
-    """Share of its members' affinity that leads to other maps, 0 … 1."""
+    """Share of its members' affinity that is to other maps, 0 … 1."""
     foreign: float
     """Mean heat of other maps at its hot positions, relative to its own mean heat there: 0 if
-    others have none, about 1 if its place is everybody's."""
+    other maps have none there, about 1 if they have as much."""
     hot: int
     """Number of its hot positions, at least 1."""
     unsteadiness: float
-    """How much its maps' patterns differ there, at least 0: see `unsteadiness`."""
+    """How much its maps' patterns differ at the hot positions, at least 0: see `unsteadiness`."""
     border: float
-    """Mean share of its maps' heat near the border, relative to other maps'."""
+    """Mean share of its maps' heat near the border, relative to that of other maps."""
     appearance: Appearance | None
-    """None without photos, or if other conditions are not met, so that no photo was read."""
+    """None without photos, or if photos were not read because other conditions are not met."""
     difference: Difference | None = None
-    """How what the model used differs from what it used in other photos of the class; None if it is
-    not known."""
+    """How what the model used in these photos differs from what it used in the class's other
+    photos; None if that is not known."""
     by_use: bool = False
-    """Whether the cluster is one of similar uses, and not of similar maps."""
+    """Whether the cluster is a group of similar uses instead of similar maps."""
 
     @property
     def worth_a_look(self) -> bool:
-        """Whether the maps meet the conditions that need no evidence of the cause."""
+        """Whether the cluster meets the conditions that can be checked before looking for a
+        cause."""
         return (
             self.size >= (LEAST_USES if self.by_use else LEAST_MEMBERS)
             and self.share <= (MOST_USES if self.by_use else 0.5)
@@ -151,12 +157,14 @@ class Evidence:
 
     @property
     def _at_own_place(self) -> bool:
-        """Whether the maps lie where others do not, or need not for what the model used there."""
+        """Whether other maps have little heat at this place, or the place does not matter because
+        the model used something far apart."""
         return self.foreign <= OWN or self._far_apart
 
     @property
     def _far_apart(self) -> bool:
-        """Whether the model used something far apart, and its scores are no lower for it."""
+        """Whether what the model used is far apart from the other photos, and the scores are no
+        lower."""
         found = self.difference
         return found is not None and found.apart >= FAR_APART and found.raised >= 0.5
 
@@ -172,10 +180,10 @@ class Evidence:
 
     @property
     def same_pattern(self) -> bool:
-        """Whether the maps are separate and of one pattern, and their photos do not contradict it:
-        neither are they of another kind, nor is what they show under the heat as different as in
-        other photos. Objects that stand elsewhere in one photo of four or seven, as of another
-        viewpoint, make such maps, too."""
+        """Whether the maps are separate and have one pattern, and the photos do not contradict one
+        cause. Photos contradict it if they are of another kind, or if what they show under the heat
+        differs as much as in other photos. Such maps may otherwise come from objects that are at
+        another place in one photo of four or seven, for example from another viewpoint."""
         seen = self.appearance
         if seen is not None and (
             seen.another_kind or seen.inside > SHARED * min(seen.outside, 1.0)
@@ -200,8 +208,8 @@ class Evidence:
 
     @property
     def added_use(self) -> bool:
-        """Whether the model found evidence in the members' photos beside all that it uses in other
-        photos. The photos may be of another kind: a mark may cover them."""
+        """Whether the model found evidence in the members' photos in addition to all that it uses
+        in other photos. The photos may be of another kind, because a mark may cover them."""
         return self._adds and self.appearance is not None and not self.appearance.copies
 
     @property
@@ -224,10 +232,15 @@ class Evidence:
 
     @property
     def suspicion(self) -> float:
-        """A number to sort clusters by, 0 … 1: (1 − conductance) (1 − foreign) times the strongest
-        evidence of one cause: 1 − unsteadiness, 1 − inside / outside, or 2 unlike − 1 of a place
-        that stands out; or (1 − conductance) apart / (3 + apart), if that is more. Half of it
-        unless the cluster is suspect, so that suspects come first."""
+        """A number to sort clusters by, 0 … 1.
+
+        It is made of s, the greater of two numbers:
+
+        - (1 − conductance) (1 − foreign) times the strongest evidence of one cause: 1 −
+          unsteadiness, 1 − inside / outside, or 2 unlike − 1 if the place stands out;
+        - (1 − conductance) apart / (3 + apart).
+
+        It is (1 + s) / 2 for a suspect cluster and s / 2 for any other, so suspects come first."""
         evidence = [max(1 - self.unsteadiness, 0.0) if self.hot >= LEAST_HOT else 0.0]
         seen = self.appearance
         if seen is not None and not seen.copies:
@@ -240,8 +253,8 @@ class Evidence:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """What is true of the cluster. Reasons alone make no suspect; without other maps to
-        compare it with there are none."""
+        """What is true of the cluster. A cluster with reasons need not be suspect. There are no
+        reasons if the class has no other maps to compare with."""
         if self.share == 1:
             return ()
         seen = self.appearance
@@ -260,11 +273,11 @@ class Evidence:
 
 
 def foreign_heat(shares: Float, members: NDArray[np.bool_], hot: NDArray[np.bool_]) -> float:
-    """Return the mean heat of other maps at the hot positions, relative to the members'.
+    """Return the mean heat of other maps at the hot positions, relative to that of the members.
 
     Args:
         shares: each map divided by its sum, float32 (m, h, w).
-        members: bool (m,).
+        members: which maps are members, bool (m,).
         hot: bool (h, w), see `hot_place`.
 
     Returns:
@@ -279,9 +292,10 @@ def foreign_heat(shares: Float, members: NDArray[np.bool_], hot: NDArray[np.bool
 def unsteadiness(maps: Float) -> float:
     """Return how much the patterns of maps differ at their common hot positions.
 
-    Each map's values at the hot positions (`hot_place`) are divided by their mean. The result is
-    the mean over the positions of these values' median absolute deviation, divided by the mean of
-    their medians: 0 for equal patterns, whatever their strength.
+    Each map's values at the hot positions (`hot_place`) are divided by their mean. Each position
+    then has a median over the maps and a median absolute deviation. The result is the mean
+    deviation over the positions, divided by the mean median: 0 for equal patterns, whatever their
+    strength.
 
     Args:
         maps: float32 (m, h, w), 0 … 1.

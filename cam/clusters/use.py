@@ -80,7 +80,7 @@ def shares_of_use(used: Sequence[NDArray[np.floating[Any]]]) -> Float:
 
     Returns:
         float32 (m, d), d at most `CHANNELS`. Half the L1 distance of two rows is the share of one
-        photo's channels that the other lacks, but for the channels that are left out.
+        photo's channels that the other lacks, apart from channels that are left out.
     """
     rows = np.stack(used).astype(np.float32)
     parts = np.concatenate([np.maximum(rows, 0), np.maximum(-rows, 0)], axis=1)

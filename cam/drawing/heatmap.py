@@ -119,7 +119,7 @@ def capped(values: Float, signed: bool = False) -> Float:
     their sizes in place of the largest, and cap what is beyond it: a few positions that stand out
     leave a map of the input's gradients dark (Smilkov et al., "SmoothGrad", 2017, section 3).
 
-    A map of which fewer positions differ from the rest is scaled by the largest.
+    If fewer than 1 % of the positions differ from the rest, the map is scaled by the largest value.
 
     Returns:
         float32 of the same shape, 0 … 1, or −1 … 1 if signed.

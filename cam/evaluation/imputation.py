@@ -1,9 +1,9 @@
 """Noisy linear imputation: removed pixels become means of their neighbours, plus noise.
 
 Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML 2022,
-section 4.2. Each removed pixel is the weighted mean of its eight neighbours, of which a direct one
-has the weight 1/6 and a diagonal one 1/12; at the image's edge the weights of the missing
-neighbours are left out. The authors solve this sparse system directly. Here it is solved by
+section 4.2. Each removed pixel is the weighted mean of its eight neighbours: a direct neighbour has
+the weight 1/6, a diagonal one 1/12; at the image's edge the weights of the missing neighbours are
+left out. The authors solve this sparse system directly. Here it is solved by
 conjugate gradients with a multigrid preconditioner, one mask in each thread, on the CPU: filters of
 three pixels over one image stay in its caches and take a fifth of the time of tensor operations.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Planes = NDArray[np.float32]
-"""Float32 (h, w, c): the channels of an image, of which each is a system of its own."""
+"""Float32 (h, w, c): the channels of an image. Each channel is a separate system of equations."""
 
 NOISE: Final = 0.01
 """Standard deviation of the noise, in units of the preprocessed image, as the authors have it."""

@@ -45,7 +45,7 @@ def randomised_in_steps(
     chunk: int = 16,
     reading: Reading = AUTO,
 ) -> Generator[Progress, None, list[Stage] | CamError]:
-    """Explain one image by models of which more and more weights are random.
+    """Explain one image by copies of the model with more and more random weights.
 
     The modules with weights are ordered by their first run. At the first stage the last module,
     which computes the logits, is randomised; at the last stage all are; the stages between are

@@ -20,9 +20,9 @@ NAMED: Final = {
 }
 """Name of a baseline → its name in a sentence."""
 COMPARED: Final = ("random", "gaussian", "edges")
-"""Baselines that a verdict compares with. The uniform map is none of them: its pixels go one by one
-in random order, so its score tells how fast that destroys the image, and a map of regions, however
-right, cannot do the same."""
+"""Baselines that a verdict compares with. The uniform map is not one of them: its pixels go one by
+one in random order, so its score tells how fast that destroys the image. A map of regions cannot do
+the same, however right it is."""
 
 
 SURE: Final = 0.05

@@ -39,8 +39,8 @@ ROUNDING: Final = 0.02
 
 Take = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """A function of an attention matrix (1, heads, N, N), of the values (…, N, d) that it mixes, and of
-the scores of which the matrix is the softmax; these are None if they are not asked for or not
-known. It returns the matrix with which the forward pass continues."""
+the scores whose softmax is the matrix. The scores are None if they are not asked for or not known.
+It returns the matrix with which the forward pass continues."""
 
 
 Aside = list[tuple[Tensor, MethodUnsuited]]
@@ -69,8 +69,8 @@ def attending(
             instead of raising an error: the model may have a head that its logits do not use.
         last: list that the pass leaves with the queries and keys of the last attention, or None
             where it is a softmax and a product, which do not show them.
-        before: list to which the pass appends, for every matrix, the scores of which it is the
-            softmax, (1, heads, N, N), or None if it is not a softmax of scores that are known.
+        before: list to which the pass appends, for every matrix, the scores whose softmax it is,
+            (1, heads, N, N), or None if it is not the softmax of known scores.
 
     Raises:
         MethodUnsuited: in the forward pass, at the first attention that does not join the same N
@@ -189,8 +189,8 @@ class _Attention(TorchFunctionMode):
         """Attention weights → whether a mask hides tokens. The keys are the outputs of softmaxes,
         and tensors computed from them with the same last two sizes, in either order."""
         self._scores: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Attention weights → the scores of which they, or what they were computed from, are the
-        softmax; empty if nobody asks for scores."""
+        """Attention weights → the scores whose softmax they are, or were computed from; empty if
+        nobody asks for scores."""
 
     def __torch_function__(
         self,

@@ -27,7 +27,7 @@ def declare_background(model: nn.Module, images: Tensor) -> None:
             al., Nature Machine Intelligence 2021.
 
     Raises:
-        InvalidImages: if they are no such tensor, or not finite.
+        InvalidImages: if they are not such a tensor, or not finite.
     """
     if not (isinstance(images, Tensor) and images.is_floating_point() and images.ndim == 4):
         what = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else ""

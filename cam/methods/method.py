@@ -35,7 +35,7 @@ class Method:
 
     - `weights` W, float (n, K, h, w) or (n, K, 1, 1): then map = Σ_k W_k ⊙ A_k; see
       `cam.methods.gradient_weights`; or
-    - the `map`, float (n, h, w), where it is no such sum; see `cam.methods.components`.
+    - the `map`, float (n, h, w), where it is not such a sum; see `cam.methods.components`.
 
     A function that returns `steps` runs the model itself: see `cam.methods.perturbation`."""
     function: Function
@@ -57,8 +57,8 @@ class Method:
     to_image: bool = False
     """Whether a method at a layer differentiates the whole model, from the score to the image."""
     levels: Levels | None = None
-    """Layers of which the method makes one map together, if none are named: the levels from which
-    a detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
+    """The layers that the method joins into one map, if none are named: the levels from which a
+    detector computes its `boxes`, or the `stages` of a network, see `cam.layers.stage_layers`.
     None: the method makes one map at each layer."""
     fusion: Function | None = None
     """The function that makes one map, float32 (h, w), of the maps of several layers, by layer

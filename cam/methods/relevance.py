@@ -51,8 +51,8 @@ def lrp(subject: Subject) -> Steps:
 
     a are a layer's inputs and w⁺ its positive weights (z⁺: Montavon et al., "Explaining NonLinear
     Classification Decisions with Deep Taylor Decomposition", Pattern Recognition 2017). That is the
-    rule of convolutions, of which batch normalisations become a part; the first one shares out
-    evenly what it has (flat), and linear layers take all weights and add ε = 1e-6 to the sum (ε:
+    rule for convolutions, into which batch normalisations are merged. The first convolution
+    distributes evenly (flat), and linear layers use all weights and add ε = 1e-6 to the sum (ε:
     Bach et al., "On Pixel-Wise Explanations …", PLoS ONE 2015, equation 58). Together they are
     zennit's `EpsilonPlusFlat` (Kohlbrenner et al., "Towards Best Practice in Explaining Neural
     Network Decisions with LRP", IJCNN 2020), without relevance for biases. Conservation: all

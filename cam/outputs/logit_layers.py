@@ -28,7 +28,7 @@ _CHOOSING: Final = frozenset({"Amax", "Clamp", "Gather", "IndexSelect", "Max", "
 
 
 def logit_layers(numbers: Tensor, layers: Mapping[str, Tensor], *, detects: bool) -> set[str]:
-    """Return the layers of which the model's logits are made without any further computation.
+    """Return the layers whose output becomes the model's logits without further computation.
 
     The graph of the logits is followed through operations that reshape, select, resize and scale
     numbers, turn them into probabilities, or add several. A layer whose output it reaches returns

@@ -327,7 +327,7 @@ class _Trial:
             return None
 
 
-_SEVERAL: Final = "the model has several outputs and ends in no softmax or sigmoid"
+_SEVERAL: Final = "the model has several outputs and does not end in a softmax or sigmoid"
 
 
 def _are_shares(values: Tensor) -> bool:

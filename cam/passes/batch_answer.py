@@ -1,5 +1,5 @@
-"""The answers about a batch: numbers and maps of the whole batch, of which an image's answer is
-made when it is read."""
+"""The answers about a batch: numbers and maps of the whole batch. An image's answer is made from
+them when it is read."""
 
 from __future__ import annotations
 

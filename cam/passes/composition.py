@@ -22,14 +22,13 @@ from cam.outputs.output import Output
 from cam.targets import Target, TextTarget
 
 COMPLETE: Final = 0.1
-"""Largest relative difference between the sum of attributions and the sum that they should have."""
+"""Largest relative difference between the sum of attributions and its expected value."""
 PARTS: Final = {
     1: "places apart along one side of the image alone",
     2: "halves of the image apart, and no more",
     3: "thirds of the image apart, and no more",
 }
-"""Positions of a map's shorter side → what the map can tell, of maps that hardly tell places
-apart."""
+"""Number of positions along a map's shorter side → what so coarse a map can tell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +40,17 @@ class ComputedMap:
     warnings: tuple[str, ...] = ()
     """See `Explanation.warnings`."""
     reached: bool = True
-    """Whether the score has a gradient at the layer that is not all zero."""
+    """Whether the gradient of the score at the layer is not all zero."""
     passes: Passes | None = None
     """See `Explanation.passes`."""
     placement: Placement | None = None
-    """See `Explanation.placement`; `map` is still at the layer's resolution."""
+    """See `Explanation.placement`. `map` still has the layer's resolution."""
     used: NDArray[np.float32] | None = None
     """See `Explanation.used`."""
 
     @property
     def placed(self) -> Map:
-        """The map at the place of its positions on the model's input."""
+        """The map, placed on the model's input."""
         return self.placement.on_input(self.map) if self.placement else self.map
 
 
@@ -60,12 +59,12 @@ def joined(
     fusion: Callable[[dict[str, Map]], Map],
     reached: Callable[[Iterable[bool]], bool],
 ) -> dict[str, ComputedMap]:
-    """Return one map of the maps of several layers, by the layers' names. The maps are put at their
-    places first if they do not lie on the model's input in the same way.
+    """Join the maps of several layers into one map, under the joined names of the layers. The maps
+    are first placed on the model's input if their placements differ.
 
     Args:
         maps: layer name → map.
-        fusion: makes the map.
+        fusion: joins the maps.
         reached: `any` or `all`: at how many of the layers the score must have a gradient.
     """
     values = {name: map_.map for name, map_ in maps.items()}
@@ -83,7 +82,7 @@ def joined(
 
 
 def _incomplete(question: Question, completeness: Completeness | None) -> tuple[str, ...]:
-    """Return a warning if the attributions do not add up to the sum that they should have."""
+    """Return a warning if the attributions do not add up to their expected sum."""
     if completeness is None:
         return ()
     gap = abs(completeness.attributed - completeness.difference)
@@ -100,13 +99,13 @@ def _incomplete(question: Question, completeness: Completeness | None) -> tuple[
 
 
 def _blind(question: Question) -> tuple[str, ...]:
-    """Return a warning if the method's map is none of the target alone."""
+    """Return a warning if the method's map hardly depends on the target, or not at all."""
     warning = METHODS[question.method].warning
     return (warning,) if warning else ()
 
 
 def _partial(passes: Passes | None) -> tuple[str, ...]:
-    """Return a warning if fewer passes were made than the method's formula takes."""
+    """Return a warning if fewer passes were made than the method's formula needs."""
     warning = passes and passes.warning
     return (warning,) if warning else ()
 
@@ -120,7 +119,7 @@ def _together(passes: Sequence[Passes]) -> Passes | None:
 
 
 def _coarse(values: Map) -> tuple[str, ...]:
-    """Return a warning if a map has so few positions that it hardly tells places apart."""
+    """Return a warning if a map has too few positions to tell places apart well."""
     height, width = values.shape
     few = min(height, width)
     if few not in PARTS:
@@ -135,8 +134,8 @@ def _words(target: Target, output: Output) -> tuple[tuple[str, float], ...]:
 
 
 def score_of(question: Question, target: Target, output: Output) -> Tensor:
-    """Return the score that the question's method explains: the method's own score, if it defines
-    one, or the target's score.
+    """Return the score that the question's method explains: the method's own score if it defines
+    one, otherwise the target's score.
 
     Raises:
         CamError: if the method cannot be used with this target.
@@ -155,11 +154,12 @@ def compose(
     numbers: Sequence[tuple[float, float | None]] | None = None,
 ) -> ExplainedImage | CamError:
     """Compose an image's answer from its resolved targets, the model's output, and the map of each
-    layer for each target. If there are errors among these, return the first one.
+    layer for each target. If some of these are errors, return the first one.
 
     Args:
+        computed: for each target, layer name → map.
         own: the layers that return the model's own output: see `logit_layers`.
-        numbers: each target's score and probability, if they are known.
+        numbers: each target's score and probability, if they are already known.
     """
     if isinstance(targets, CamError):
         return targets

@@ -308,7 +308,7 @@ def answer_at_leaf(
 
     Args:
         logits: (B, …), of the graph.
-        images: float (B, C, H, W), of which those after the first `count` fill the batch.
+        images: float (B, C, H, W). Those after the first `count` only fill the batch.
         reading: how the model's output is read, with the activation resolved.
     """
     grids = locate(model, images[:1], list(signals.activations)).grids(signals.activations, images)

@@ -29,7 +29,7 @@ NO_MAP: Final = (
     "its output {shape} does not lie on the image: a taller image makes it wider, as if its rows "
     "were pixels of patches and its columns the patches"
 )
-"""Why an output is none that its shape alone lets one take for a map of few positions."""
+"""Why an output does not lie on the image, although it has the shape of a map of few positions."""
 LONG: Final = 1.9
 """Least ratio of the sides of a cell of a map of few positions at which it is doubted that the map
 has the view of the layers before it."""
@@ -211,7 +211,7 @@ def _tokens_under(
 
     Layers with the same number of tokens get the same grid. The early layers show it better than
     the late layers, in which every token has seen all others. So a grid that an early layer
-    contradicts, and that no layer fits exactly, is none of the late layers either.
+    contradicts, and that no layer fits exactly, is not chosen for the late layers either.
     """
     fits: dict[str, dict[Grid, Fit]] = {}
     missed: set[tuple[int, Grid]] = set()

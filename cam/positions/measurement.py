@@ -34,8 +34,8 @@ from cam.positions.views import EDGE, Centres, View, centres_of
 CELLS = (7, 7)
 """Rows and columns of the patches for feature maps, if the model states no token grid."""
 MOST_BRANCHES: Final = 8
-"""Maximum number of groups of layers of which it is found out at which part of the image they look.
-Each takes about thirty passes."""
+"""Maximum number of groups of layers whose part of the image is measured. Each takes about thirty
+passes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ EXACT: Final = 0.5
 """Greatest mean distance, in positions, of the responses from where a layer's own view expects
 them."""
 MOST_UNCLEAR: Final = 4
-"""Maximum number of layers of which changes of another layer may show nothing until no more are
+"""Number of layers about which changes of another layer may show nothing. Then no more layers are
 tested in this way."""
 LATEST: Final = 3
 """Number of changed layers whose changes are looked up for a later layer, before another one is
@@ -39,7 +39,7 @@ class Sources:
         self.tested: list[Source] = []
         """The sources that were changed, the latest last."""
         self._unclear = 0
-        """Number of layers of which changes of a source showed nothing."""
+        """Number of layers about which changes of a source showed nothing."""
 
     def add(self, name: str, grid: Grid, view: View) -> None:
         self._known[name] = Source(name, grid, view)

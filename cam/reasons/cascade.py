@@ -79,7 +79,8 @@ class Cascade:
     def add(self, explanation: Explanation) -> None:
         """Add the explanation of the photo in which `masked` is masked.
 
-        If its map is the same at all other pixels, it is no further reason, and the cascade ends.
+        If its map is the same at all other pixels, it is not a further reason, and the cascade
+        ends.
         """
         values, visible = resize(explanation.map, *self.masked.shape), ~self.masked
         shown = np.zeros_like(values)

@@ -1,8 +1,7 @@
 """Settings of glibc's allocator that keep the memory of one batch for the next one.
 
-By default glibc returns large blocks to the system at once and requests new ones, of which the
-system clears every page again: half a million page faults for a batch of 32, a third of its run
-time.
+By default glibc returns large blocks to the system at once and requests new ones. The system clears
+every page of these again: half a million page faults for a batch of 32, a third of its run time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What chance does to means over photos.
+"""How far chance may move means over photos.
 
 Student, "The Probable Error of a Mean", 1908: the interval of a mean. Efron and Tibshirani, "An
 Introduction to the Bootstrap", 1993: samples with replacement.
@@ -20,25 +20,26 @@ from service.core.schemas import Interval
 SAMPLES: Final = 2000
 LEVEL: Final = 0.95
 FEWEST: Final = 3
-"""Least number of values of an interval. The deviation of two says next to nothing."""
+"""Least number of values for an interval. The standard deviation of two values says little."""
 Z: Final = 1.959964
-"""Quantile of the normal distribution beside which `LEVEL` lies within ± it."""
+"""Quantile of the normal distribution: the share `LEVEL` of its values lies between −Z and Z."""
 
 
 def interval(
     values: Sequence[float | None], *, proportion: bool = False, comparisons: int = 1
 ) -> Interval | None:
-    """Return the mean of the values that there are, with its interval by Student's distribution;
-    None if there are none. Fewer than `FEWEST` values have no interval.
+    """Return the mean of the values that are not None, with its interval by Student's distribution.
+    Return None if there are no values. Fewer than `FEWEST` values have no interval.
 
-    The samples of a bootstrap lie between the smallest and the largest value: of two values they
-    hold the true mean in half of the cases, of three in three quarters.
+    A bootstrap would not do for few values: its means lie between the smallest and the largest
+    value, a range that contains the true mean in half of the cases for two values, and in three
+    quarters for three.
 
     Args:
-        proportion: whether the values are shares, 0 … 1, beyond which no mean lies. If all are 0 or
-            all are 1, their deviation is 0, as if the mean were certain; Wilson's interval is
-            taken instead.
-        comparisons: number of intervals of which all shall hold their means with the probability
+        proportion: whether the values are shares, so their mean is in 0 … 1. If all are 0 or all
+            are 1, their standard deviation is 0, as if the mean were certain; then Wilson's
+            interval is used.
+        comparisons: number of intervals that shall all contain their means with the probability
             `LEVEL` (Bonferroni).
     """
     from scipy.special import stdtrit  # takes a while, and few requests need it
@@ -62,29 +63,31 @@ def interval(
 
 
 def least_difference(values: NDArray[np.float64], seed: int = 0) -> float:
-    """Return the difference of two methods' means that chance alone exceeds between any two of all
-    methods in 1 − `LEVEL` of the cases.
+    """Return the least difference between the means of two methods that is beyond chance: the
+    greatest difference between any two of all methods exceeds it by chance alone in 1 − `LEVEL` of
+    the cases.
 
-    It is the quantile, over the samples, of the greatest difference between the errors of two
-    means. So if no method is better than another, one of them is called worse than the best in at
-    most about 5 % of the audits, however many methods there are; an interval for each pair would
-    call some method worse in most audits of 20 methods.
+    It is a quantile over bootstrap samples of the photos: of the greatest difference between the
+    errors of two means. If no method is better than another, an audit calls a method worse than
+    the best in at most about 5 % of the cases, however many methods there are. With an interval for
+    each pair, most audits of 20 methods would call some method worse.
 
     Args:
-        values: the points of each method on each photo, (methods, photos). One sample of the photos
-            for all methods keeps their differences photo by photo.
+        values: the points of each method on each photo, (methods, photos). All methods share one
+            sample of the photos, which keeps their differences on each photo.
+        seed: seed of the samples.
     """
     photos = values.shape[1]
     if photos < 2:
         return float("inf")
     errors = _means(values, seed) - values.mean(1)[:, None]
     greatest = errors.max(0) - errors.min(0)
-    # The samples vary around their own mean, which makes them too narrow by this factor.
+    # The samples vary around their own mean, so their spread is too small by this factor.
     return float(np.quantile(greatest, LEVEL) * np.sqrt(photos / (photos - 1)))
 
 
 def _means(values: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Return the means over `SAMPLES` random samples of the photos with replacement, (rows,
+    """Return the means over `SAMPLES` random samples of the photos, drawn with replacement: (rows,
     SAMPLES)."""
     photos = values.shape[1]
     means: NDArray[np.float64] = values @ _counts(photos, seed).T / photos

@@ -1,4 +1,4 @@
-"""The errors that the service answers, as RFC 9457 problems.
+"""The errors that the service answers with, as RFC 9457 problems.
 
 - Problem
   - 400 MalformedRequest      the request or its body cannot be read
@@ -7,8 +7,8 @@
   - 404 UnknownRoute, UnknownModel
   - 405 MethodNotAllowed
   - 406 NotAcceptable         the answer has no form that `Accept` allows
-  - 408 TooSlow               the request did not come in at the least speed
-  - 409 Conflict              a model of that name exists already, or too many models do
+  - 408 TooSlow               the request arrived too slowly
+  - 409 Conflict              a model of that name exists already, or there are too many models
   - 413 BodyTooLarge, ImageTooLarge, TooManyInstances
   - 415 UnsupportedMediaType  the body is neither an image, JSON nor a form
         UnsupportedEncoding   the body's Content-Encoding is not supported
@@ -18,14 +18,14 @@
         UnsuitedMethod, UnsuitedModel, Unexplainable
   - 424 ModelFailed           the model could not be loaded
   - 429 QueueFull, RateLimited  with Retry-After
-  - 431 HeadTooLarge          the request's line and headers are too large
+  - 431 HeadTooLarge          the request line and the headers are too large
   - 500 InternalError         a defect of the service
   - 503 Unavailable, OutOfMemory, Overloaded  with Retry-After
   - 504 DeadlineExceeded
   - 507 InsufficientStorage   the disk is full, or the jobs' share of it
 
-A feature may have problems of its own. `ConfigError` is not an answer: it is a mistake in settings
-or models.toml, which stops the start.
+A feature may add problems of its own. `ConfigError` is not an answer: it is a mistake in the
+settings or in models.toml, with which the service does not start.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from typing import Any, ClassVar, Final, Literal
 Blamed = Literal["batch", "process"]
 PROBLEM_JSON: Final = "application/problem+json"
 RETRY_AFTER_SECONDS = 1
-"""Retry-After of an answer that there is no room, or no worker, at the moment."""
+"""Value of Retry-After if there is no room, or no worker, at the moment."""
 FOLDERS: Final = re.compile(r"(?<![\w.:/~-])/(?:[^\s/'\",;:]+/)*(?=[^\s/'\",;:])")
-"""The folders of an absolute path. What follows a letter or a colon is part of an address."""
+"""The folders of an absolute path. A slash after a letter or a colon is part of an address."""
 log = logging.getLogger(__name__)
 
 
@@ -51,8 +51,8 @@ def one_line(error: Exception) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return a text in which the last part of each absolute path stands for the path, because
-    callers do not learn where the server keeps its files."""
+    """Return a text in which each absolute path is cut to its last part, because callers must not
+    learn where the server keeps its files."""
     return FOLDERS.sub("", text)
 
 
@@ -62,26 +62,26 @@ def step(name: str) -> str:
 
 
 class ConfigError(Exception):
-    """A mistake in the configuration. The message is a sentence that names the mistake and what is
-    allowed."""
+    """A mistake in the configuration. The message names the mistake and what is allowed."""
 
 
 class Problem(Exception):
     """An answer that is an error.
 
     Args:
-        detail: one sentence for the caller, naming the bad value and what is allowed.
-        pointer: where in the request the bad value is: a JSON pointer into the body, or /query/NAME
-            or /form/NAME.
-        retry_after: seconds after which trying again makes sense.
+        detail: one sentence for the caller. It names the wrong value and what is allowed.
+        pointer: where in the request the wrong value is: a JSON pointer into the body, or
+            /query/NAME or /form/NAME.
+        retry_after: seconds after which the caller may try again.
     """
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Internal error"
     example: ClassVar[str] = ""
-    """Example of `detail` in openapi/openapi.json, where one class stands for all of its status."""
+    """Example of `detail` in openapi/openapi.json, where one class stands for all classes of its
+    status."""
     parameter: ClassVar[str | None] = None
-    """Name of the parameter that the problem is about, if it is always the same one."""
+    """Name of the parameter that the problem is about, if that is always the same."""
 
     def __init__(
         self, detail: str, *, pointer: str | None = None, retry_after: int | None = None
@@ -93,7 +93,7 @@ class Problem(Exception):
 
     @classmethod
     def type(cls) -> str:
-        """Return the type URI, made of the class name: urn:gradcam-service:unknown-label."""
+        """Return the type URI, made from the class name: urn:gradcam-service:unknown-label."""
         return "urn:gradcam-service:" + re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def body(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Problem(Exception):
         return {**about, **self.headers()}, body
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that the answer has in addition to those of its body."""
+        """Return the answer's further headers, in addition to those about its body."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
     def at(self, pointer: str) -> Problem:
@@ -136,7 +136,8 @@ class Unauthorized(Problem):
     example = "send an API key"
 
     def headers(self) -> dict[str, str]:
-        # Basic is for browsers, which prompt for a name, which may be any, and a password, the key.
+        # Basic is for browsers, which prompt for a name and a password. The name does not matter;
+        # the password is the key.
         challenge = 'Bearer realm="gradcam-service", Basic realm="gradcam-service"'
         return {"WWW-Authenticate": challenge}
 
@@ -178,8 +179,8 @@ class NotAcceptable(Problem):
 
 class TooSlow(Problem):
     status = 408
-    title = "The request came in too slowly"
-    example = "the request was not here after 10 s"
+    title = "The request arrived too slowly"
+    example = "the request had not arrived after 10 s"
 
 
 class Conflict(Problem):
@@ -220,7 +221,7 @@ class UnsupportedEncoding(Problem):
 
 class Misdirected(Problem):
     status = 421
-    title = "The service has another name"
+    title = "The service does not have that name"
     example = "the service is not known by the name 'evil.example'"
 
 
@@ -283,13 +284,13 @@ class UnknownMethod(Problem):
 
 class UnsuitedModel(Problem):
     status = 422
-    title = "The model does other work"
+    title = "The model does not do this kind of work"
 
 
 class UnsuitedMethod(Problem):
     status = 422
     parameter = "method"
-    title = "The model cannot do that method"
+    title = "The method does not work with this model"
 
 
 class UnsuitedMetric(Problem):
@@ -307,7 +308,7 @@ class InvalidMap(Problem):
 class InvalidRegion(Problem):
     status = 422
     parameter = "region"
-    title = "The region is not one of the photo's"
+    title = "The region does not lie on the photo"
 
 
 class Unexplainable(Problem):
@@ -316,7 +317,7 @@ class Unexplainable(Problem):
 
 
 class ModelFailed(Problem):
-    """A model that could not be loaded. Another try does not help, so the status is not 503."""
+    """A model that could not be loaded. Trying again does not help, so the status is not 503."""
 
     status = 424
     title = "The model could not be loaded"
@@ -347,11 +348,12 @@ class InternalError(Problem):
 
 
 def unexpected(what: str, told: str = "the service failed at this image") -> InternalError:
-    """Log the exception that is being handled, and return the problem that a caller is told.
+    """Log the exception that is being handled, and return the problem for the caller.
 
     Args:
         what: what failed, for the log.
-        told: the first part of the caller's sentence, before the hint that the log has the cause.
+        told: the first part of the caller's message; the second part says that the log has the
+            cause.
     """
     log.exception("%s failed", what)
     return InternalError(f"{told}; its log has the cause")
@@ -361,8 +363,8 @@ class Unavailable(Problem):
     """The service cannot answer at the moment.
 
     Args:
-        blamed: what ended while it worked on this image, or None: "batch" if the model's worker was
-            abandoned because of this image or another one of its batch, "process" if the whole
+        blamed: what ended during the work on this image, if anything: "batch" if the model's worker
+            was abandoned because of this image or another one of its batch, "process" if the whole
             process ended, perhaps because of another request.
     """
 
@@ -405,8 +407,8 @@ class InsufficientStorage(Problem):
 
 
 PASSING: Final = (DeadlineExceeded, OutOfMemory, QueueFull, Unavailable)
-"""Problems after which another try may succeed, because the image is not their only cause."""
+"""Problems after which another try may succeed, because the image may not be the cause."""
 MOST_TRIES: Final = 3
-"""Maximum number of tries, the first one included, of an image that fails with such a problem."""
+"""Maximum number of tries, including the first, for an image that fails with such a problem."""
 PAUSE_SECONDS: Final = 1.0
 """Pause between two tries."""

@@ -7,67 +7,67 @@ from __future__ import annotations
 from typing import Final
 
 TERMS: Final = {
-    "id": "The image's id: of a folder its path below it, of a request what the caller named it.",
-    "number": "Which of the image's maps, from 0.",
-    "asked": "The target that a table named for this image, as the table says it.",
+    "id": "The image's id: its path below the folder, or the id that the request gave it.",
+    "number": "Number of the map among the image's maps, from 0.",
+    "asked": "The target that a table named for this image, as it stands in the table.",
     "predicted_index": (
-        "The model's best class for the image, from 0; absent of segmenters, detectors and "
-        "regressions."
+        "Index of the model's best class for the image, from 0; absent for segmenters, detectors "
+        "and regressions."
     ),
-    "predicted_label": "What the best class is called; absent where the model has no labels.",
-    "predicted_probability": "Of the best class, by the model's activation, 0 … 1.",
+    "predicted_label": "Label of the best class; absent if the model has no labels.",
+    "predicted_probability": "Probability of the best class, by the model's activation, 0 … 1.",
     "correct": (
-        "Whether the class that was named as target is the model's best class; absent where no "
-        "class was named."
+        "Whether the class that was named as target is the model's best class; absent if no class "
+        "was named."
     ),
     "target": "What the map explains, in words: a class, a unit, or a comparison.",
     "target_index": (
-        "The explained class, or the output of a regression, from 0; absent where neither is "
+        "Index of the explained class, or of a regression's output, from 0; absent if neither is "
         "explained."
     ),
-    "target_label": "What the explained class is called; absent where the model has no labels.",
+    "target_label": "Label of the explained class; absent if the model has no labels.",
     "target_probability": (
-        "Of the explained class, by the model's activation, 0 … 1; of a segmenter the mean over "
-        "its pixels, of a detector the detection's score; absent of a regression."
+        "Probability of the explained class, by the model's activation, 0 … 1; for a segmenter the "
+        "mean over its pixels, for a detector the detection's score; absent for a regression."
     ),
     "target_score": (
         "The number that is explained: the class's logit, or a regression's value, unless the "
         "target says otherwise."
     ),
     "method": "The method that made the map.",
-    "layer": "The target layer, or `input` of methods that need none.",
+    "layer": "The target layer, or `input` for methods that need none.",
     "layer_reason": (
-        "Why `auto` means this layer, where the method takes another one by default than most "
-        "methods do; absent otherwise."
+        "Why `auto` means this layer, if it is not the default layer of most methods; absent "
+        "otherwise."
     ),
     "reason": (
-        "Which reason the map is, where `reasons` asks for several: 1 for the photo as it is, 2 "
-        "for the photo in which the hot pixels of reason 1 are masked, and so on. Score and "
-        "probability of the target are those of that masked photo."
+        "Number of the reason that the map shows, if `reasons` asks for several: 1 for the photo "
+        "as it is, 2 for the photo in which the hot pixels of reason 1 are masked, and so on. The "
+        "target's score and probability are those of that masked photo."
     ),
     "peak": (
-        "The hottest pixel, counted from the top left one, (0, 0), in pixels of the picture that "
-        "`size` asks for; absent where nothing is hot."
+        "The hottest pixel of the picture that `size` asks for; the top left pixel is (0, 0). "
+        "Absent if nothing is hot."
     ),
     "mass": (
-        "The mean of the map over what the model saw, the map scaled to 0 … 1 (a signed one to "
-        "−1 … 1) on the pixels that `size` asks for."
+        "The mean of the map over what the model saw. The map is scaled to 0 … 1 (a signed one to "
+        "−1 … 1) and has the pixels that `size` asks for."
     ),
     "concentration": (
-        "The share of the heat, the method's numbers before they are scaled, in the hottest tenth "
-        "of the layer's positions, 0.1 … 1: 0.1 where the map is the same everywhere, 1 where all "
-        "heat is in that tenth; absent of a flat map."
+        "The share of the heat in the hottest tenth of the layer's positions, 0.1 … 1. Heat is the "
+        "method's numbers before they are scaled. 0.1 if the map is the same everywhere, 1 if all "
+        "heat is in that tenth; absent for a flat map."
     ),
     "border": (
-        "The share of the heat, the method's numbers before they are scaled, within a tenth of the "
-        "height and of the width from the edges of what the model saw, on the layer's grid, 0 … 1: "
-        "0.36 where the map is the same everywhere; absent of a flat map."
+        "The share of the heat within a tenth of the height and of the width from the edges of "
+        "what the model saw, on the layer's grid, 0 … 1. Heat is the method's numbers before they "
+        "are scaled. 0.36 if the map is the same everywhere; absent for a flat map."
     ),
     "mode": (
-        "What computed the map: `exact`, the unchanged model, or `fast`, the model in a form that "
-        "takes less time, such as half precision or OpenVINO, whose maps were compared with the "
-        "exact ones; `GET /v1/models/{model}` says how they agree. On an accelerator the first "
-        "answers are exact, until the fast path is there; the maps of a job are of one mode."
+        "What computed the map: `exact`, the unchanged model, or `fast`, a faster form of the "
+        "model, such as half precision or OpenVINO. Its maps were compared with the exact ones; "
+        "`GET /v1/models/{model}` says how well they agree. On an accelerator the first answers "
+        "are exact, until the fast path is ready; all maps of a job have the same mode."
     ),
     "agreement": (
         "With several methods: other method → Spearman's rank correlation of its map with this "
@@ -77,14 +77,14 @@ TERMS: Final = {
     ),
     "scores": (
         "How good the map is by each metric that `evaluate` names, metric → value (see "
-        "docs/evaluation.md); absent where none is named."
+        "docs/evaluation.md); absent if it names none."
     ),
     "hot": (
         "The rectangle, in pixels of the map, around the connected pixels at or above `threshold` "
-        "that hold the peak."
+        "that include the peak."
     ),
-    "width": "Of the picture that `size` asks for, in pixels: as a rule of the photo.",
-    "height": "Of the picture that `size` asks for, in pixels.",
+    "width": "Width of the picture that `size` asks for, in pixels: usually that of the photo.",
+    "height": "Height of the picture that `size` asks for, in pixels.",
     "region": (
         "The rectangle of whole pixels of the map that the model saw; outside it the map is 0."
     ),
@@ -106,22 +106,22 @@ TERMS: Final = {
         "method's own numbers; row by row, as `map_encoding` says."
     ),
     "map_encoding": (
-        "`float32`: little-endian numbers; `png`: an 8-bit grayscale PNG, 255 is 1 (of a signed "
-        "map 0 is −1 and 128 is 0)."
+        "`float32`: little-endian numbers; `png`: an 8-bit grayscale PNG, 255 is 1 (in a signed "
+        "map, 0 is −1 and 128 is 0)."
     ),
-    "map_height": "Rows of the map.",
-    "map_width": "Columns of the map.",
+    "map_height": "Number of rows of the map.",
+    "map_width": "Number of columns of the map.",
     "used": (
-        "In the table of `gradcam batch`: what the model used, the contribution of each channel of "
-        "the layer to `target_score`, Σ A_k ∂y/∂A_k over the positions, as little-endian float16; "
-        "the report groups photos by it. Absent of a method without a gradient at the layer or of "
-        "many passes, and of a fused map."
+        "In the table of `gradcam batch`: what the model used. This is the contribution of each "
+        "channel of the layer to `target_score`, Σ A_k ∂y/∂A_k over the positions, as "
+        "little-endian float16; the report groups photos by it. Absent for methods without a "
+        "gradient at the layer or of many passes, and for fused maps."
     ),
     "picture": (
-        "The picture's path below the output folder; absent where none was drawn, and in a job's "
-        "file, which has `overlay`."
+        "The picture's path below the output folder; absent if none was drawn, and in a job's "
+        "file, which has `overlay` instead."
     ),
-    "overlay": "The picture itself, a PNG, where the job's `output` asks for one.",
+    "overlay": "The picture itself, a PNG, if the job's `output` asks for one.",
     "passes": (
         "For scorecam, sscam, iscam, ablationcam, rise and drise: `made` is the number of passes "
         "that were made, `of` the number that the formula needs (for methods of channels: the "

@@ -37,8 +37,7 @@ def is_json(settings: CoreSettings) -> bool:
 
 
 def tell_mistake(mistake: str, settings: CoreSettings) -> None:
-    """Write the mistake because of which the service ends, within or without a block of
-    `logging_set_up`."""
+    """Write the mistake that ends the service, inside or outside a block of `logging_set_up`."""
     if not is_json(settings):
         print(f"gradcam: {mistake}", file=sys.stderr)
         return

@@ -54,7 +54,7 @@ class InputDescription(Open):
 
 
 class FidelityDescription(Open):
-    """Similarity of fast to exact maps on generated pictures: Pearson's correlation, -1 … 1."""
+    """Similarity of fast and exact maps on generated pictures: Pearson's correlation, -1 … 1."""
 
     median: float
     worst: float
@@ -69,19 +69,20 @@ class MethodDescription(Open):
     )
     budget: int | None = Field(
         None,
-        description="Maximum number of passes, if the cost is N passes and the request sets none.",
+        description="Maximum number of passes, if the cost is N passes and the request sets no "
+        "budget.",
     )
     at: MapPlace = Field(
         description="Whether the map is made at a layer or at the input.", examples=["layer"]
     )
     class_specific: bool = Field(
-        description="Whether the map shows the evidence for the target. If not, every explanation "
-        "by this method has a warning.",
+        description="Whether the map shows the evidence for the target. If it does not, every "
+        "explanation by this method has a warning.",
         examples=[True],
     )
     class_dependence: ClassDependence = Field(
-        description="How the map depends on the target: `none`, it is the same for every class; "
-        "`weak`, it is almost the same if the model's last layer is random; else `full`.",
+        description="How the map depends on the target: `none`: it is the same for every class; "
+        "`weak`: it is almost the same if the model's last layer is random; else `full`.",
         examples=["full"],
     )
     signed: bool = Field(
@@ -91,7 +92,7 @@ class MethodDescription(Open):
     available: bool = Field(
         description="Whether the method works with this model.", examples=[True]
     )
-    reason: str | None = Field(None, description="Reason, if not.")
+    reason: str | None = Field(None, description="Why the method does not work.")
     fast: bool = Field(
         description="Whether the fast path makes this method's maps at the model's default layer, "
         "which requires a worst fidelity of 0.98 or more.",
@@ -122,19 +123,19 @@ class ModelDescription(Open):
     )
     activation: Activation = Field(
         description=(
-            "Function that turns outputs into probabilities; `none`: they are probabilities, or "
-            "values if the kind is `value`. A classifier of one output has two classes, the "
-            "negative one first."
+            "Function that turns outputs into probabilities; `none`: the outputs are "
+            "probabilities, or values if the kind is `value`. A classifier with one output has two "
+            "classes, the negative one first."
         ),
         examples=["softmax"],
     )
     activation_reason: str = Field(
         description="Reason for this activation.",
-        examples=["the model has several outputs and ends in no softmax or sigmoid"],
+        examples=["the model has several outputs and does not end in a softmax or sigmoid"],
     )
     input: InputDescription
     classes: int = Field(
-        description="Number of classes, or of the values of a regression.", examples=[1000]
+        description="Number of classes, or of a regression's values.", examples=[1000]
     )
     labels: list[str] = Field(examples=[["tench", "goldfish"]])
     takes_text: bool = Field(
@@ -164,13 +165,13 @@ class ModelDescription(Open):
     )
     max_batch: int = Field(examples=[16])
     batching: str | None = Field(
-        None, description="Reason why the service set `max_batch` to 1; null if there is none."
+        None, description="Why the service set `max_batch` to 1; null if it did not."
     )
     audited: AuditedMethod | None = Field(
         None, description="What `method=auto` means, by the audit of the model."
     )
     fingerprint: str = Field(
-        description="Changes when the weights or the preprocessing do.",
+        description="Changes when the weights or the preprocessing change.",
         examples=["5b1f0c9e0d6c4f5e8a7b6c5d4e3f2a1b"],
     )
 
@@ -187,7 +188,7 @@ class LayerDescription(Open):
         examples=[[7, 7]],
     )
     explainable: bool = Field(examples=[True])
-    reason: str | None = Field(None, description="Reason, if not.")
+    reason: str | None = Field(None, description="Why the layer is not explainable.")
     default: bool = Field(examples=[True])
 
 
@@ -223,8 +224,8 @@ class ShiftDescription(Open):
     moved: bool = Field(examples=[True])
     unsure: bool = Field(
         False,
-        description="Whether `p` is small and `psi` is not great: it has changed, by less than "
-        "what counts as moved.",
+        description="Whether `p` is small but `psi` is not large: the statistic has changed, but "
+        "by less than counts as moved.",
         examples=[False],
     )
     sentence: str = Field(
@@ -235,7 +236,7 @@ class ShiftDescription(Open):
 
 
 class TooFewDescription(Open):
-    """What has too few photos to be compared."""
+    """A comparison for which there are too few photos."""
 
     index: int | None = Field(None, description="The class; null for all classes together.")
     label: str | None = Field(None, description="Its name; null if it has none.")
@@ -268,7 +269,7 @@ class DriftDescription(Open):
         examples=["squash"],
     )
     made: str | None = Field(
-        description="Time when the reference was made; null without one.",
+        description="Time when the reference was made; null without a reference.",
         examples=["2026-11-24T03:33:14+00:00"],
     )
     photos: int = Field(
@@ -278,11 +279,13 @@ class DriftDescription(Open):
     recorded: int = Field(
         description="Maps that could be compared since the model was loaded.", examples=[5210]
     )
-    window: int = Field(description="Latest maps of a series that are compared.", examples=[500])
+    window: int = Field(
+        description="Number of latest maps of a series that are compared.", examples=[500]
+    )
     moved: bool | None = Field(
-        description="Whether any statistic has moved; null if that is not known, because nothing "
-        "has moved, and all classes together were not compared or a statistic is unsure. `missing` "
-        "has the reason.",
+        description="Whether any statistic has moved. Null if that is not known: none has moved, "
+        "but all classes together were not compared or a statistic is unsure. `missing` has the "
+        "reason.",
         examples=[True],
     )
     missing: str | None = Field(
@@ -292,11 +295,11 @@ class DriftDescription(Open):
     )
     unknown: float | None = Field(
         None,
-        description="Share of the latest maps whose classes the reference lacks, which are left "
-        "out of all classes together; null without a reference or without maps.",
+        description="Share of the latest maps whose classes the reference lacks. These maps are "
+        "left out of all classes together. Null without a reference or without maps.",
         examples=[0.02],
     )
-    shifts: list[ShiftDescription] = Field(description="Those that moved most first.")
+    shifts: list[ShiftDescription] = Field(description="The largest shifts first.")
     too_few: list[TooFewDescription]
 
 

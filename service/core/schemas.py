@@ -77,9 +77,9 @@ class ExplainedTarget(Open):
     box: Box | None = Field(None, description="Box of the explained detection.")
     unit: Unit | None = None
     like: str | None = Field(
-        None, description="The layer at which the photo's embedding was compared with another's."
+        None, description="The layer whose embeddings of the two photos were compared."
     )
-    text: str | None = Field(None, description="The text, of a target that is one.")
+    text: str | None = Field(None, description="The text, if the target is one.")
     minus_text: str | None = Field(None, description="The text that the target is contrasted with.")
     words: list[WordImportance] | None = Field(
         None, description="The importance of each word of the text, if the target asks for it."
@@ -114,7 +114,7 @@ class Heatmap(Open):
     shape: tuple[int, int] = Field(description="Height and width.", examples=[[300, 451]])
     encoding: HeatmapEncoding = Field(
         description=(
-            "`png`: an 8-bit grayscale PNG, 255 is 1.0 (of a signed map 0 is -1.0 and 128 is 0); "
+            "`png`: an 8-bit grayscale PNG, 255 is 1.0 (in a signed map, 0 is -1.0 and 128 is 0); "
             "`float32`: little-endian, row by row."
         ),
         examples=["png"],
@@ -144,7 +144,7 @@ class Passes(Open):
     """Number of passes that a method of many passes has made."""
 
     made: int
-    of: int = Field(description="Number of passes that the formula takes.")
+    of: int = Field(description="Number of passes that the formula needs.")
 
 
 class Score(Open):
@@ -155,7 +155,7 @@ class Score(Open):
     )
     better: Better = Field(description="Which values are better.", examples=["lower"])
     convention: str = Field(
-        description="How the value was computed; values of other conventions do not compare.",
+        description="How the value was computed. Values of other conventions are not comparable.",
         examples=["Petsiuk et al., RISE, BMVC 2018: area (trapezoid) under the probability; …"],
     )
     baselines: dict[str, float | None] = Field(
@@ -168,7 +168,7 @@ class Score(Open):
         description=(
             "How the value compares with those of the baselines: better than chance above the 95th "
             "percentile of misplaced maps, worse below the 5th; by `energy` and `pointing`, "
-            "better or worse than all of them. The uniform map is not compared with."
+            "better or worse than all of them. The uniform map is left out."
         ),
         examples=["better than chance and an edge detector; no better than a centred Gaussian"],
     )
@@ -190,19 +190,19 @@ class Score(Open):
         examples=[8],
     )
     details: dict[str, float | list[float] | None] = Field(
-        {}, description="The numbers that the value is made of, such as the points of a curve."
+        {}, description="The numbers behind the value, such as the points of a curve."
     )
     warning: str | None = Field(None, description="Why there is no value.")
 
 
 class Placement(Box):
-    transposed: bool = Field(description="Whether the rows of the layer follow the columns.")
+    transposed: bool = Field(description="Whether the layer's rows are columns of the photo.")
     upside_down: bool = Field(description="Whether the layer's first row lies at the bottom.")
     mirrored: bool = Field(description="Whether the layer's first column lies at the right.")
 
 
 class MapFacts(Open):
-    """What one map is, without its numbers."""
+    """The facts about one map, without its numbers."""
 
     instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
     id: str | None = None
@@ -264,7 +264,7 @@ class FailedInstance(Open):
 
 
 class Segment(LabelledClass):
-    share: float = Field(description="Share of the pixels that the model saw, 0 … 1.")
+    share: float = Field(description="The class's share of the pixels that the model saw, 0 … 1.")
 
 
 class Detection(LabelledClass):
@@ -279,8 +279,8 @@ class Value(LabelledClass):
 
 
 class Prediction(Open):
-    """The prediction for an image: classes, segments, detections or values, by the kind of
-    model."""
+    """The prediction for an image: classes, segments, detections or values, depending on the kind
+    of model."""
 
     instance: int = Field(examples=[0])
     id: str | None = None
@@ -347,10 +347,10 @@ class MeanScore(Open):
     low: float | None = Field(
         None,
         description="Lower end of the mean's 95 % interval over the images, by Student's "
-        "distribution; null for fewer than three.",
+        "distribution; null for fewer than three images.",
     )
-    high: float | None = Field(None, description="Its upper end.")
-    maps: int = Field(description="Number of these maps.")
+    high: float | None = Field(None, description="Upper end of the interval.")
+    maps: int = Field(description="Number of maps that have a value.")
     baselines: dict[str, float] = Field({}, description="Means of the baselines.")
     verdict: str | None = Field(
         None,
@@ -363,8 +363,8 @@ class MeanScore(Open):
 
 
 class Interval(Open):
-    """A mean over photos, with its 95 % interval by Student's distribution; of fewer than three
-    photos there is none."""
+    """A mean over photos, with its 95 % interval by Student's distribution. Fewer than three photos
+    have no interval."""
 
     mean: float = Field(examples=[0.53])
     low: float | None = Field(examples=[0.49])

@@ -62,9 +62,9 @@ def _hosts(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def path_prefix(given: str) -> str | None:
-    """Return a prefix of paths, such as `/team/xai`, without a slash at its end; "" for `/`. None
-    if it is not one: it has a character other than letters, digits, `-`, `.`, `_`, `~` and `/`, or
-    a step that is empty or consists of dots."""
+    """Return a prefix of paths, such as `/team/xai`, without a slash at its end; "" for `/`. Return
+    None if it is not a prefix: it has a character other than letters, digits, `-`, `.`, `_`, `~`
+    and `/`, or a step that is empty or consists of dots."""
     prefix = given.removesuffix("/")
     allowed = re.fullmatch(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*", prefix) and len(given) <= 200
     return prefix if allowed else None
@@ -79,8 +79,8 @@ def _prefix(given: str) -> str:
 
 class CoreSettings(BaseModel):
     """Settings of what all features share. A feature adds its own in a subclass, and
-    `service.settings.Settings` has them all. The environment variable of each is GRADCAM_ and its
-    name in capitals."""
+    `service.settings.Settings` has them all. The environment variable of a setting is GRADCAM_
+    and its name in capitals."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,17 +91,17 @@ class CoreSettings(BaseModel):
         ge=0,
         le=65535,
         description="port on which the supervisor answers `/healthz`, `/readyz` and `/metrics` "
-        "without a key, whatever the load; 0: none",
+        "without a key, at any load; 0: none",
     )
     models: Path | None = Field(
         None,
-        description="the TOML file that names the models, or a folder with such a file "
-        "`models.toml` or with one model in it; without it the embedded one runs",
+        description="the TOML file that names the models, or a folder that holds such a file, "
+        "`models.toml`, or one model; without it, the embedded model runs",
     )
     models_uri: str | None = Field(
         None,
-        description="address of such a folder in a store, like `s3://bucket/model`, which is "
-        "copied through fsspec when the service starts",
+        description="address of such a folder in a store, like `s3://bucket/model`; fsspec copies "
+        "it when the service starts",
     )
     model_name: str | None = Field(
         None,
@@ -121,7 +121,9 @@ class CoreSettings(BaseModel):
         le=89_000_000,
         description="largest image, checked before its pixels are read",
     )
-    max_instances: int = Field(32, ge=1, le=1024, description="most images in one request")
+    max_instances: int = Field(
+        32, ge=1, le=1024, description="largest number of images in one request"
+    )
     runtime: WantedRuntime = Field(
         "auto",
         description="runtime of the models whose entries name none: `torch`, `openvino`, or "
@@ -130,39 +132,39 @@ class CoreSettings(BaseModel):
     max_queue: int = Field(
         1024,
         ge=1,
-        description="most images in work for one model, waiting ones included, at most half of "
-        "them of costly methods; beyond it requests get a 429. Unless it is set, three full "
-        "batches on each of the model's devices fit in any case",
+        description="largest number of images in progress for one model, including waiting ones; "
+        "at most half of them for costly methods; above this limit requests get a 429. Unless it "
+        "is set, three full batches on each of the model's devices always fit",
     )
     target_seconds: float = Field(
         2.0,
         gt=0,
-        description="longest time for which a request should wait for its answer: beyond as many "
-        "requests in progress as a model answers in this time, requests get a 429. A model that "
-        "takes longer for one alone may take 1.5 times that",
+        description="longest time for which a request should wait for its answer: if as many "
+        "requests are in progress as a model answers in this time, further ones get a 429. If a "
+        "single request takes the model longer, 1.5 times its time is allowed",
     )
     delay_tolerance: float | None = Field(
         None,
         ge=0,
-        description="how many times as long as alone a request may take, instead of "
-        "GRADCAM_TARGET_SECONDS; 0: only GRADCAM_MAX_QUEUE limits requests",
+        description="replaces GRADCAM_TARGET_SECONDS: how many times as long a request may take "
+        "as it takes alone; 0: only GRADCAM_MAX_QUEUE limits requests",
     )
     max_bodies_bytes: int = Field(
         250_000_000,
         ge=1,
-        description="most bytes of all request bodies in memory, including the parts of jobs that "
-        "are not on the disk yet, and of the numbers and pictures of answers; above this limit "
-        "requests get a 503",
+        description="largest number of bytes in memory for all request bodies (including the parts "
+        "of jobs that are not on the disk yet) and for the numbers and pictures of answers; above "
+        "this limit requests get a 503",
     )
     pixel_budget: int = Field(
         100_000_000,
         ge=1,
-        description="pixels of all photos held at a time, from decoding to drawing, some 30 bytes "
-        "each; further ones wait. Unless it is set, photos of 640 × 480 pixels for three full "
-        "batches of a model fit in any case",
+        description="largest number of pixels of all photos in memory, from decoding to drawing, "
+        "at some 30 bytes each; further photos wait. Unless it is set, photos of 640 × 480 pixels "
+        "for three full batches of a model always fit",
     )
     max_connections: int = Field(
-        1000, ge=1, description="most connections at a time; beyond it they get a 503"
+        1000, ge=1, description="largest number of connections at a time; further ones get a 503"
     )
     receive_seconds: float = Field(
         10.0,
@@ -171,7 +173,7 @@ class CoreSettings(BaseModel):
         "may take longer",
     )
     send_seconds: float = Field(
-        30.0, gt=0, description="longest time in which a client reads nothing of its answer"
+        30.0, gt=0, description="longest time for which a client may read nothing of its answer"
     )
     cache_bytes: int = Field(
         64_000_000,
@@ -181,39 +183,39 @@ class CoreSettings(BaseModel):
     )
     cache: Path | None = Field(
         None,
-        description="folder in which converted networks, and what was found out about models, are "
-        "kept for the next start, at most 2 GB; without it `gradcam` in the user's cache folder; "
-        "`off`: nothing is kept",
+        description="folder that keeps converted networks and findings about models for the next "
+        "start, at most 2 GB; without it, `gradcam` in the user's cache folder; `off`: nothing is "
+        "kept",
     )
     deadline_seconds: float = Field(
         30.0,
         gt=0,
-        description="longest a request may take, its wait included; then it gets a 504. The header "
-        "X-Request-Timeout may shorten it",
+        description="longest time that a request may take, including its wait; then it gets a 504. "
+        "The header X-Request-Timeout may shorten it",
     )
     hang_seconds: float = Field(
         60.0,
         gt=0,
-        description="longest that a model's forward pass may take; then its worker is given up and "
-        "replaced",
+        description="longest time that a model's forward pass may take; then its worker is "
+        "abandoned and replaced",
     )
     drain_seconds: float = Field(
-        20.0, ge=0, description="longest that running requests may take to finish after SIGTERM"
+        20.0, ge=0, description="longest time for running requests to finish after SIGTERM"
     )
     keys: Path | None = Field(
-        None, description="the TOML file of API keys; without it everybody may explain"
+        None, description="the TOML file of API keys; without it, everybody may explain"
     )
     insecure: bool = Field(
         False, description="listen on an address that others can reach, without keys"
     )
     cors_origins: Annotated[Names, AfterValidator(_origins)] = Field(
-        (), description="web origins whose pages may call the service, with commas between them"
+        (), description="web origins whose pages may call the service, separated by commas"
     )
     hosts: Annotated[Names, AfterValidator(_hosts)] = Field(
         (),
         description="names by which the service may be reached, such as `app.example` or "
-        "`*.app.example`, beside localhost and literal addresses; `*`: all. Without this setting, "
-        "a service with keys may be reached by every name",
+        "`*.app.example`, in addition to localhost and literal addresses; `*`: all. Without this "
+        "setting, a service with keys may be reached by every name",
     )
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], SEPARATED] = Field(
         (),
@@ -228,16 +230,18 @@ class CoreSettings(BaseModel):
     image_hosts: Names = Field(
         (),
         description="hosts from which an image may be fetched by its https address; none: images "
-        "are sent, not named",
+        "must be sent, not named",
     )
     allowed_sources: Names = Field(
         (),
         description="patterns of sources that an admin may load while the service runs, like "
-        "`torchvision:resnet*`; none: no model is added",
+        "`torchvision:resnet*`; none: no model can be added",
     )
-    max_models: int = Field(16, ge=1, description="most models at a time, those added included")
+    max_models: int = Field(
+        16, ge=1, description="largest number of models at a time, including added ones"
+    )
     supervise: bool = Field(
-        True, description="serve in a process of its own, which is replaced when it dies"
+        True, description="serve in a separate process, which is replaced when it dies"
     )
     doors: int | None = Field(
         None,
@@ -248,18 +252,22 @@ class CoreSettings(BaseModel):
         "one, or more on a machine with more than 8 cores or an accelerator",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe messages to log"
+        "info", description="lowest severity of messages to log"
     )
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="of log lines; auto: JSON unless a person reads them in a terminal"
+        "auto", description="format of log lines; auto: JSON, except in a terminal"
     )
     traces: bool = Field(
-        False, description="send OpenTelemetry traces where OTEL_EXPORTER_OTLP_ENDPOINT says"
+        False, description="send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT"
     )
 
     def fitting(self, name: str, batch: int) -> int:
-        """Return the number of images that fit although the limit `name` is smaller, by the number
-        of images in a full batch of a model; 0 if the limit was set."""
+        """Return the number of images that fit even if the limit `name` is smaller; 0 if the limit
+        was set.
+
+        Args:
+            batch: number of images in a full batch of a model.
+        """
         return 0 if name in self.model_fields_set else FULL_BATCHES * batch
 
     def other_ports(self) -> tuple[int, ...]:
@@ -290,17 +298,18 @@ class CoreSettings(BaseModel):
 
     @classmethod
     def of_arguments(cls, arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the settings that arguments of `gradcam serve` are which are not its options; none
-        if it does not know them."""
+        """Return the settings that further arguments of `gradcam serve`, which are not its options,
+        stand for; none if they are unknown."""
         return {}
 
     @classmethod
     def read(cls, environment: Mapping[str, str], **given: Any) -> Self:
-        """Read the settings from GRADCAM_… variables. `given` values that are not None take
-        precedence.
+        """Read the settings from GRADCAM_… variables. Values in `given` take precedence if they are
+        not None.
 
         Raises:
-            ConfigError: naming the variable or option, its value and what is allowed.
+            ConfigError: if a value is not allowed. The message names the variable or option, its
+                value and what is allowed.
         """
         values: dict[str, Any] = {
             key.removeprefix(PREFIX).lower(): value

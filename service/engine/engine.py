@@ -102,8 +102,8 @@ class _Item:
     questions: tuple[Question, ...]
     """At least one question; all of them have the same targets."""
     steps: Steps[object] | None = None
-    """Generator of the item's own work, of which the worker runs one step each time that the item
-    is submitted; None for an item that is answered as part of a batch."""
+    """Generator of the item's own work. The worker runs one step of it each time that the item is
+    submitted. None for an item that is answered as part of a batch."""
     priority: Priority = "interactive"
     repeatable: bool = False
     """Whether the last bits of the answer must not depend on what else is in the batch."""

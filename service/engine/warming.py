@@ -1,4 +1,4 @@
-"""Trying a model's compiled paths, and choosing the fastest one that is accurate enough."""
+"""Try a model's compiled paths, and choose the fastest one that is accurate enough."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from service.loading.devices import is_of_memory
 from service.loading.served_model import ServedModel
 
 SAMPLES = 7
-"""Number of images that the two paths are compared on. It divides no power of two, so the images
-change places from batch to batch: every row of a batch gets different images."""
+"""Number of images on which two paths are compared. It does not divide a power of two, so each row
+of a batch gets a different image in the next batch."""
 TIMED = 4
-"""Number of images in the batch whose time is measured, if the model takes so many."""
+"""Number of images in the batch whose time is measured, or fewer if the model takes fewer."""
 PREPARATION_SECONDS = 15.0
-"""Time that it takes to convert a model for OpenVINO and to judge it, or more: EfficientNet-Lite0
-takes so long on one core."""
+"""Least time for converting a model for OpenVINO and judging it: the time for EfficientNet-Lite0 on
+one core."""
 SAVED = 0.5
-"""Share of the exact path's time that OpenVINO saves, or more, where it is used at all."""
+"""Least share of the exact path's time that OpenVINO saves where it is used at all."""
 log = logging.getLogger(__name__)
 
 
@@ -46,8 +46,8 @@ class WarmPath:
 
     path: CompiledPath
     fidelities: dict[str, Fidelity]
-    """Method name → fidelity, for each method that could be compared. Other methods, and methods
-    whose fidelity is not sufficient, must use the exact path."""
+    """Method name → fidelity, for each method that could be compared. Methods that could not be
+    compared, or whose fidelity is not sufficient, must use the exact path."""
     seconds: float
     """See `_seconds`."""
 
@@ -58,10 +58,10 @@ class PathTooSlow(Exception):
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found out about a path by comparing it with the exact path."""
+    """Result of the comparison of a path with the exact path."""
 
     fidelities: dict[str, Fidelity] = field(default_factory=dict)
-    """See `WarmPath.fidelities`; also of the methods that may not use the path."""
+    """See `WarmPath.fidelities`. It also has the methods that may not use the path."""
     seconds: float = 0.0
     """See `_seconds`."""
     unfit: str = ""
@@ -70,11 +70,11 @@ class Judgement:
 
 def warm_paths(model: ServedModel, worth: float = math.inf) -> WarmPath | None:
     """Compile the model's paths, compare each with the exact path, log the results, and return the
-    fastest path that may be used; None if none may. What is found out about OpenVINO is kept for
-    the next start, but not that it was too slow, which may be another process's fault.
+    fastest path that may be used; None if there is none. The judgement of OpenVINO is kept for the
+    next start, unless it was too slow, because another process may have slowed it down.
 
     Args:
-        worth: seconds that the exact path needs for all the images. If they are few, OpenVINO is
+        worth: seconds that the exact path needs for all the images. If this is short, OpenVINO is
             used only if an earlier start has converted the model.
     """
     images = _images(model)
@@ -86,7 +86,8 @@ def warm_paths(model: ServedModel, worth: float = math.inf) -> WarmPath | None:
 
 
 def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) -> WarmPath | None:
-    """Compile a path and compare it with the exact path. Return None if it must not be used."""
+    """Compile a path and compare it with the exact path. Return None if the path must not be
+    used."""
     started = perf_counter()
     methods = _candidates(model, path)
     record = f"judgement {path.runtime} {path.dtype} {path.layer} {path.sizes} {methods}"
@@ -145,16 +146,16 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
 
 
 def _candidates(model: ServedModel, path: CompiledPath) -> list[str]:
-    """Return the names of the methods whose maps a path may make, if they prove to be exact."""
+    """Return the names of the methods that may use a path if their maps prove to be accurate."""
     return [
         name
         for name, method in METHODS.items()
         if method.formula != "steps"
         and name not in model.unsuited
-        # The paths stop at one layer, and these methods make one map of several.
+        # The paths stop at one layer, but these methods make one map from several layers.
         and not method.levels
-        # In methods with components or thresholds, a rounding error may change the whole map on
-        # photos that are unlike the samples.
+        # In methods with components or thresholds, a rounding error may change the whole map of a
+        # photo that is unlike the samples.
         and (method.formula == "weights" or path.dtype == torch.float32)
     ]
 
@@ -165,8 +166,8 @@ def _judged(
     """Compare a path with the exact path.
 
     Raises:
-        Unfaithful: if it may not be used for any method.
-        TooSlow: if the exact path is faster.
+        Unfaithful: if no method may use the path.
+        PathTooSlow: if the exact path is faster.
     """
     judged = judge(path, partial(_exact, model), images, methods)
     if not any(
@@ -186,7 +187,7 @@ def _keep(model: ServedModel, record: str, judgement: Judgement) -> None:
 
 
 def _recalled(model: ServedModel, record: str) -> Judgement | None:
-    """Return what an earlier start found out about a path; None if that is not known."""
+    """Return the judgement of a path by an earlier start; None if there is none."""
     content = model.kept.read(record)
     if content is None:
         return None
@@ -201,8 +202,8 @@ def _seconds(
     explain: Callable[[Tensor, Sequence[Question]], object],
     images: Tensor,
 ) -> float:
-    """Return the seconds that an image takes: the geometric mean of an image alone and of an image
-    in a batch of `TIMED`, so that both count alike."""
+    """Return the seconds for one image: the geometric mean of the time for a single image and the
+    time per image in a batch of `TIMED`, so both have the same weight."""
     question = Question((ClassTarget(),), "gradcam", (model.default,))
     seconds = 1.0
     for count in (1, min(TIMED, model.max_batch)):
@@ -227,7 +228,8 @@ def _exact(
 
 
 def _slow(model: ServedModel, methods: Sequence[str], fidelities: dict[str, Fidelity]) -> str:
-    """Return the methods that must not use the fast path, each with the reason."""
+    """Return which methods must not use the fast path, each with its reason, as text for the
+    log."""
     told, least = [], f"{LEAST} is the least"
     for name in methods:
         if name not in fidelities:

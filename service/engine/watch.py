@@ -93,7 +93,7 @@ class Watch:
         self._compared = 0
         """Number of maps recorded when the latest comparison began."""
         self._next = 0.0
-        """Time of `monotonic` from which on there may be another one for the metrics."""
+        """Time of `monotonic` after which there may be another one for the metrics."""
         self._sampling: set[asyncio.Task[None]] = set()
         self._comparing: asyncio.Task[Drift] | None = None
         """The comparison that is being made, whose result all who ask meanwhile are given."""

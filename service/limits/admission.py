@@ -176,7 +176,7 @@ class Admission:
         )
 
     def drop(self, model: str) -> None:
-        """Forget a model of which no request was admitted, as its name may be invented."""
+        """Forget a model without an admitted request, because its name may be invented."""
         del self._models[model]
 
     def refuse(self, detail: str, retry_after: int, *, reason: str) -> QueueFull:

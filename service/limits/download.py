@@ -94,7 +94,7 @@ class Downloads:
             async with asyncio.timeout(SECONDS):
                 return await self._follow(URL(url), spend)
         except TimeoutError:
-            raise UnfetchableImage(f"the image was not here after {SECONDS:g} s") from None
+            raise UnfetchableImage(f"the image had not arrived after {SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = type(error).__name__
             raise UnfetchableImage(f"the image cannot be fetched: {reason}") from None

@@ -1,13 +1,13 @@
-"""A network in a file, in ONNX's or OpenVINO's form, as a chain of torch modules.
+"""Read a network from an ONNX or OpenVINO file as a chain of torch modules.
 
     graph = read_graph(Path("model.onnx"), Wish())
     logits = graph.module(images)                  # (B, classes)
 
-OpenVINO runs the network. It is cut at tensors through which every path from the images to the
-outputs leads: for each resolution the last one. Each part is a module that is named after the
-tensor in which it ends, so hooks see and change these tensors as they do in any other model.
-OpenVINO computes no gradients; what follows the last of these layers is made of torch's operations
-where it consists of well-known ones (see `graph_tail`), so gradients reach that layer.
+OpenVINO runs the network. The network is cut at tensors that every path from the images to the
+outputs passes through: at the last such tensor of each resolution. Each part is a module, named
+after the tensor at its end, so hooks see and change these tensors as in any other model.
+OpenVINO does not compute gradients. If the operations after the last cut are well-known ones (see
+`graph_tail`), torch runs them, so gradients reach the last layer.
 """
 
 from __future__ import annotations
@@ -41,27 +41,29 @@ METADATA: Final = "gradcam"
 NAMES: Final = "names"
 """Key under which Ultralytics' exporter writes the labels, as a Python dictionary."""
 LAYERS: Final = 5
-"""Largest number of resolutions of which a layer is kept."""
+"""Largest number of resolutions, counted from the end, of which layers are kept."""
 STREAM: Final = 4
-"""Number of layers that are kept of the last tokens: in the last block of a transformer, behind the
-attention, the class token alone is read."""
+"""Number of layers that are kept at the last resolution if its tensors are tokens. The very last
+layer is not enough: after the attention of a transformer's last block, only the class token is
+read."""
 LEAST_SIDE: Final = 2
+"""Least height and width of a layer's map."""
 ENDINGS: Final[dict[str, Literal["softmax", "sigmoid"]]] = {
     "Softmax": "softmax",
     "Sigmoid": "sigmoid",
 }
 """Operations that end a network and turn logits into probabilities."""
 AFTER_MEAN: Final = {"Reshape", "Squeeze", "Add", "Multiply"}
-"""Operations between a mean and the logits that leave each class to itself."""
+"""Operations between a mean and the logits that do not mix the classes."""
 SCALING: Final = {"Add", "Divide", "Multiply", "Subtract"}
-"""Operations that scale and shift by weights."""
+"""Operations that scale or shift a tensor by weights."""
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "softmax": partial(torch.softmax, dim=1),
     "sigmoid": torch.sigmoid,
 }
 LOGITS: Final = ("logits", "out")
 TOLERANCE: Final = 1e-4
-"""Largest difference between the chain's outputs and those of the whole network, as a share of the
+"""Largest difference between the outputs of the chain and of the whole network, as a share of the
 largest output."""
 
 
@@ -71,7 +73,7 @@ class GraphError(Exception):
 
 @dataclass(frozen=True)
 class Wish:
-    """What an entry of the catalog says of a network."""
+    """What an entry of the catalog says about a network."""
 
     output: str | int | None = None
     """Name or index of the logits."""
@@ -79,25 +81,25 @@ class Wish:
     size: tuple[int, int] | None = None
     """Height and width of the images; None for the network's own."""
     layers: tuple[str, ...] = ()
-    """Further layers to cut at, by the names of the operations."""
+    """Further layers to cut at, as names of operations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A network of a file."""
+    """A network that was read from a file."""
 
     module: nn.Module
     size: tuple[int, int]
     """Height and width of the images."""
     activation: Literal["softmax", "sigmoid"] | None
-    """The activation that the network ends in and that was left out, so that the module returns
-    logits; None if the network's own output is returned."""
+    """The activation at the end of the network, which was removed so that the module returns
+    logits; None if the module returns the network's own output."""
     stated: Mapping[str, Any] = field(default_factory=dict)
-    """What `gradcam export` has written into the file of the model."""
+    """What `gradcam export` has written into the file about the model."""
 
 
 class Segment(nn.Module):
-    """A part of a network, which OpenVINO compiles when it is first run.
+    """A part of a network that OpenVINO runs. It is compiled at its first run.
 
     Args:
         batch: the number of images that the part takes; None for any number.
@@ -124,8 +126,8 @@ class Segment(nn.Module):
 
 
 class _WithoutGradient(torch.autograd.Function):
-    """A function that autograd's graph shows, though no gradient passes through it. So it is known
-    which layer is computed from which."""
+    """A function that appears in autograd's graph, although no gradient passes through it. The
+    graph thus shows which layer is computed from which."""
 
     @staticmethod
     def forward(_: Any, values: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
@@ -137,10 +139,10 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 class TorchSegment(nn.Module):
-    """A part of a network that torch runs, through which gradients pass.
+    """A part of a network that torch runs, so gradients pass through it.
 
     Args:
-        batch: as of a `Segment`.
+        batch: as for `Segment`.
     """
 
     def __init__(self, operations: Operations, batch: int | None) -> None:
@@ -155,7 +157,7 @@ class Chain(nn.Sequential):
     """The parts of a network, one after the other.
 
     Args:
-        digest: of the file, which counts as the module's weights.
+        digest: digest of the network, which stands for the module's weights.
     """
 
     def __init__(self, parts: OrderedDict[str, nn.Module], digest: str) -> None:
@@ -169,7 +171,8 @@ class Chain(nn.Sequential):
 
 
 def _in_batches(values: Tensor, size: int | None, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """Run a part that takes `size` images at a time; a smaller batch is filled up with copies."""
+    """Run a part that takes exactly `size` images (None: any number). Images of a batch of another
+    size are run one by one, each repeated `size` times."""
     if size is None or len(values) == size:
         return run(values)
     rows = [run(row.expand(size, *row.shape).contiguous())[:1] for row in values]
@@ -180,7 +183,7 @@ def read_graph(file: Path, wish: Wish) -> Graph:
     """Read a network and cut it into a chain of modules, on the CPU and in float32.
 
     Args:
-        file: a `.onnx`, or a `.xml` beside its `.bin`.
+        file: a `.onnx` file, or a `.xml` file with its `.bin` file beside it.
 
     Raises:
         GraphError: if the file cannot be read, or if the network does not take one batch of RGB
@@ -202,7 +205,7 @@ def read_graph(file: Path, wish: Wish) -> Graph:
             form = _with_any_batch(network) if dynamic else network.clone()
             graph = _cut(form, None if dynamic else batch, wish, differentiable, digest, named)
             if _names(graph.module) != _names(fixed.module):
-                # Sizes that it computes from other tensors pass by the layers.
+                # It computes sizes from other tensors, which bypass the layers.
                 failure = failure or RuntimeError("its layers depend on the number of images")
                 continue
             with torch.no_grad():
@@ -239,7 +242,7 @@ def _read(file: Path) -> openvino.Model:
     if file.suffix == ".xml" and not file.with_suffix(".bin").is_file():
         raise GraphError(f"there is no file {file.with_suffix('.bin')}, which holds the weights")
     try:
-        # Of `read_model`, each frontend would try the file and complain.
+        # With `read_model`, each frontend would try the file and log its own error.
         front = FrontEndManager().load_by_framework("ir" if file.suffix == ".xml" else "onnx")
         network: openvino.Model = front.convert(front.load(str(file)))
     except Exception as error:  # the frontends raise many kinds
@@ -248,10 +251,10 @@ def _read(file: Path) -> openvino.Model:
 
 
 def _stated(network: openvino.Model) -> dict[str, Any]:
-    """Return what the file says of the model; nothing if it cannot be understood."""
+    """Return what the file says about the model; {} if that cannot be parsed."""
 
     def text(key: str) -> str:
-        # The metadata of an ONNX file lie below "framework".
+        # The metadata of an ONNX file is under "framework".
         paths = [path for path in ([key], ["framework", key]) if network.has_rt_info(path)]
         return str(network.get_rt_info(paths[0]).value) if paths else ""
 
@@ -266,7 +269,7 @@ def _stated(network: openvino.Model) -> dict[str, Any]:
 
 
 def _told(error: Exception) -> str:
-    """Return what a frontend says, without the places in its source that its sentences name."""
+    """Return a frontend's error message without the references to its source files."""
     lines = str(error).splitlines()
     plain = [line.strip() for line in lines if line.strip() and "/src/" not in line.split(":")[0]]
     told = " ".join(line for line in plain if not line.startswith(("Check '", "Exception from")))
@@ -274,7 +277,8 @@ def _told(error: Exception) -> str:
 
 
 def _fit_input(network: openvino.Model, wish: Wish) -> tuple[int, int]:
-    """Let the network take float32 (batch, 3, height, width), and return height and width."""
+    """Change the network so that it takes float32 (batch, 3, height, width). Return the height and
+    the width."""
     from openvino import Layout, Type
     from openvino.preprocess import PrePostProcessor
 
@@ -290,20 +294,19 @@ def _fit_input(network: openvino.Model, wish: Wish) -> tuple[int, int]:
         raise GraphError(f"the input has the shape {shape}; images have (batch, 3, height, width)")
     if not kind.is_real():
         raise GraphError(
-            f"the input is of type {kind.get_type_name()}; it should be float32, of pixels that "
-            "are normalised"
+            f"the input is of type {kind.get_type_name()}; it should be float32: normalised pixels"
         )
     dims = [None if dim.is_dynamic else dim.get_length() for dim in shape]
     last = dims[3] == 3 and dims[1] != 3
     channels = dims[3] if last else dims[1]
     if channels not in (3, None):
-        raise GraphError(f"the input has the shape {shape}: {channels} channels and not 3 (RGB)")
+        raise GraphError(f"the input has the shape {shape}: {channels} channels, not 3 (RGB)")
     own = dims[1:3] if last else dims[2:4]
     if wish.size and any(
         side not in (None, want) for side, want in zip(own, wish.size, strict=True)
     ):
         raise GraphError(
-            f"the network takes images of {own[0]} × {own[1]} pixels and no others; input_size is "
+            f"the network takes only images of {own[0]} × {own[1]} pixels, but input_size is "
             f"{wish.size[0]} × {wish.size[1]}"
         )
     height, width = (side or want for side, want in zip(own, wish.size or (224, 224), strict=True))
@@ -318,7 +321,7 @@ def _fit_input(network: openvino.Model, wish: Wish) -> tuple[int, int]:
         process.build()
     except Exception as error:
         raise GraphError(
-            f"the network takes no {height} × {width} images: {_told(error)}"
+            f"the network does not take {height} × {width} images: {_told(error)}"
         ) from None
     return height, width
 
@@ -349,7 +352,7 @@ def _with_output(network: openvino.Model, wanted: str | int | None) -> openvino.
         chosen = found[0]
     if not chosen.element_type.is_real():
         raise GraphError(
-            f"the output {_name(chosen)} is of type {chosen.element_type.get_type_name()}, as of "
+            f"the output {_name(chosen)} is of type {chosen.element_type.get_type_name()}, like "
             "indices of classes; it should be float32 logits"
         )
     source = chosen.node.input_value(0)
@@ -357,20 +360,21 @@ def _with_output(network: openvino.Model, wanted: str | int | None) -> openvino.
 
 
 def _fix_batch(network: openvino.Model) -> None:
-    """Give a network one image at a time, if it does not insist on another number."""
+    """Set the batch size of a network to 1, unless its batch size is fixed at another number."""
     shape = network.inputs[0].partial_shape
     try:
         network.reshape([1, *list(shape)[1:]])
     except Exception as error:
         if shape.is_dynamic:
-            raise GraphError(f"the network takes no single image: {_told(error)}") from None
+            raise GraphError(f"the network does not take a single image: {_told(error)}") from None
         network.reshape(shape)
 
 
 def _with_any_batch(network: openvino.Model) -> openvino.Model:
-    """Return a copy of a network of one image that takes any number of them.
+    """Return a copy of a network that takes any number of images instead of one.
 
-    Exported networks reshape to the batch that they were exported with, as in (1, 512).
+    An exported network may reshape to the batch size at its export, as in (1, 512). The copy leaves
+    that size open.
     """
     from openvino import opset13 as operations
 
@@ -404,15 +408,15 @@ def _cut(
     digest: str,
     named: Set[str],
 ) -> Graph:
-    """Cut a network at its layers. With `differentiable`, the parts behind the last layers must be
-    of torch.
+    """Cut a network at its layers. With `differentiable`, torch runs all parts after the first
+    layer of the last resolution.
 
     Args:
         named: as `_named` returns it.
     """
     from openvino._offline_transformations import apply_moc_transformations
 
-    # The general simplifications that each conversion by OpenVINO's own command makes.
+    # The general simplifications that OpenVINO's own command makes at each conversion.
     apply_moc_transformations(network, cf=True)
     (parameter,) = network.get_parameters()
     (result,) = network.get_results()
@@ -440,7 +444,7 @@ def _cut(
 
 
 def _over_classes(operation: openvino.Node) -> bool:
-    """Return whether a softmax is over the second axis; a sigmoid is of each number."""
+    """Return whether a softmax runs over the second axis. A sigmoid has no axis: True."""
     rank = len(operation.get_output_partial_shape(0))
     axis = operation.get_attributes().get("axis")
     return axis is None or axis % rank == 1
@@ -449,7 +453,8 @@ def _over_classes(operation: openvino.Node) -> bool:
 def _between(
     start: openvino.Node, ordered: Sequence[openvino.Node], end: openvino.Output | None = None
 ) -> list[openvino.Node]:
-    """Return the operations that depend on `start`, and on which `end` depends, in their order."""
+    """Return the operations between `start` and `end`, in their order: those that depend on `start`
+    and that `end` depends on."""
     reached = {start.get_name()}
     for operation in ordered:
         if any(source.get_node().get_name() in reached for source in operation.input_values()):
@@ -483,7 +488,7 @@ def _layers(
     """Return the tensors to cut at, and how many of them have the last resolution.
 
     Args:
-        wanted: names of further layers, as `_title` gives them or as the file does.
+        wanted: names of further layers, from `_title` or from the file.
         named: as `_named` returns it.
     """
     bottlenecks = _bottlenecks(ordered, parameter, end)
@@ -497,15 +502,15 @@ def _layers(
     kept = list(groups.values())[-LAYERS:]
     if not kept:
         raise GraphError(
-            "no tensor of the network lies on the image and is passed by every path from the input "
-            "to the output, so no layer can be looked at"
+            "no tensor lies on the image and is on every path from the input to the output of the "
+            "network, so no layer can be looked at"
         )
     stream = 1
     if len(kept[-1][0].partial_shape) == 3:
         stream = STREAM
         kept[-1] = [each for each in kept[-1] if not _is_scaled(each)]
     chosen = [group[-1] for group in kept[:-1]] + kept[-1][-stream:]
-    # The first layer, before any rectifier, shows best where positions lie on the image.
+    # The first layer, which is before any rectifier, shows best where positions lie on the image.
     first = next(iter(groups.values()))[0]
     if all(_key(first) != _key(each) for each in chosen):
         chosen.insert(0, first)
@@ -517,8 +522,7 @@ def _layers(
         ]
         if not found and any(name in _names_of(op.output(0)) for op in ordered):
             raise GraphError(
-                f"{name!r} is not a layer at which the network can be cut: other paths lead "
-                "around it"
+                f"{name!r} is not a layer at which the network can be cut: other paths bypass it"
             )
         chosen += [each for each in found if _key(each) not in map(_key, chosen)]
     order = [_key(each) for each in bottlenecks]
@@ -527,8 +531,8 @@ def _layers(
 
 
 def _is_scaled(tensor: openvino.Output) -> bool:
-    """Return whether the only operation that reads a tensor scales it or adds to it by weights, as
-    the scale and the shift of a normalisation do: the layer is what comes out behind them."""
+    """Return whether a single operation reads a tensor, and scales or shifts it by weights, as a
+    normalisation does. The layer is then the output of that operation, not its input."""
     readers = list(tensor.get_target_inputs())
     if len(readers) != 1:
         return False
@@ -542,8 +546,8 @@ def _is_scaled(tensor: openvino.Output) -> bool:
 
 
 def _own_maps(ordered: Sequence[openvino.Node]) -> set[str]:
-    """Return the operations of a last 1 × 1 convolution whose means are the logits: a map at its
-    output would show the logits again."""
+    """Return the operations of a last 1 × 1 convolution, if the logits are the means of its output.
+    A map at that output would show only the logits."""
     for place in range(len(ordered) - 1, 0, -1):
         if is_mean_of_classes(ordered[place]):
             node = ordered[place].input_value(0).get_node()
@@ -568,7 +572,7 @@ def _key(tensor: openvino.Output) -> tuple[str, int]:
 def _bottlenecks(
     ordered: Sequence[openvino.Node], parameter: openvino.Node, end: openvino.Output
 ) -> list[openvino.Output]:
-    """Return the tensors through which all paths from the input to the output lead, in order."""
+    """Return the tensors that are on every path from the input to the output, in order."""
 
     last: dict[tuple[str, int], int] = {}
     for position, operation in enumerate(ordered):
@@ -587,7 +591,7 @@ def _bottlenecks(
 
 
 def _resolution(tensor: openvino.Output) -> object | None:
-    """Return the height and width, or the number of tokens, of a tensor; None if it has none."""
+    """Return the height and width of a tensor, or its number of tokens; None if it has neither."""
     shape = tensor.partial_shape
     if shape.rank.is_dynamic or any(dim.is_dynamic for dim in list(shape)[1:]):
         return None
@@ -602,8 +606,8 @@ def _resolution(tensor: openvino.Output) -> object | None:
 
 
 def _part(network: openvino.Model, start: openvino.Output, stop: openvino.Output) -> openvino.Model:
-    """Return the part of a network from one tensor to another, as a network of its own. The
-    weights are shared."""
+    """Return the part of a network from one tensor to another as a separate network, which shares
+    the weights."""
     import openvino
     from openvino import opset13 as operations
 
@@ -626,9 +630,10 @@ def _name(tensor: Any) -> str:
 
 
 def _title(tensor: openvino.Output, ordered: Sequence[openvino.Node], named: Set[str]) -> str:
-    """Return the name of a tensor as a layer: the one in the file. OpenVINO makes operations that
-    the file does not have, such as those of a normalisation, and numbers them anew at each load;
-    such an operation is named by its place among those of its kind.
+    """Return the name of a tensor as a layer: its name in the file. OpenVINO adds operations that
+    are not in the file, such as those of a normalisation, and numbers them differently at each
+    load. The name of such an operation is its kind and its position among the operations of that
+    kind.
 
     Args:
         named: as `_named` returns it.
@@ -645,9 +650,9 @@ def _title(tensor: openvino.Output, ordered: Sequence[openvino.Node], named: Set
 
 
 def _named(network: openvino.Model, file: Path) -> Set[str]:
-    """Return the names of the operations that the file itself names. A network that was just read
-    from ONNX calls its other operations by their kinds and numbers of this process; in OpenVINO's
-    own form, each operation has a name in the file."""
+    """Return the names of the operations that have a name in the file. In an OpenVINO file, every
+    operation has one. In a network that was just read from ONNX, the other operations are named by
+    their kind and a number that differs between processes."""
     own = file.suffix == FORMS["openvino"]
     return {
         operation.get_friendly_name()
@@ -657,7 +662,8 @@ def _named(network: openvino.Model, file: Path) -> Set[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name that a torch module can have; "#" would mean one of several calls."""
+    """Return a valid name for a torch module. A "#" is replaced, too, because it marks one of
+    several calls of a module."""
     return name.replace(".", "_").replace("#", "_")
 
 

@@ -47,7 +47,7 @@ MANY: Final = 4096
 
 
 class UnknownOperation(Exception):
-    """An operation, or one of its options, is none of those that are run by torch."""
+    """An operation, or one of its options, is not one that torch can run here."""
 
 
 class Operations(nn.Module):

@@ -252,7 +252,7 @@ def class_of(entry: ModelEntry, config: Any) -> Any:
     """Return the class of the model that the config names, e.g. ViTForImageClassification.
 
     Raises:
-        ConfigError: if it is none that can be served, or if an image–text model has no prompts, or
+        ConfigError: if the class cannot be served, if an image–text model has no prompts, or if
             another model has some.
     """
     able = set().union(*map(names_of, TASKS))

@@ -102,7 +102,7 @@ def _number(value: object) -> float:
     """Return a number of a file.
 
     Raises:
-        TypeError: if it is none, or not finite.
+        TypeError: if it is not a number, or not finite.
     """
     if not isinstance(value, int | float) or not abs(value) < 1e300:
         raise TypeError(f"{value!r:.20} is not a number")

@@ -73,11 +73,12 @@ class ModelEntry(BaseModel):
         min_length=1,
         description=(
             "`default`: the source's own; `none`: seeded random; both leave a factory's model as "
-            "the function returns it; of open_clip, the name of its weights, such as "
+            "the function returns it; for open_clip, the name of its weights, such as "
             "`laion2b_s34b_b88k`; or a path, from the TOML file's folder, to a `.safetensors`, "
-            "or a `.pt`, `.pth`, `.bin` or `.ckpt` that loads without running code, also as "
-            "training leaves it: under `state_dict`, `model_state_dict`, `model` or `ema` (the "
-            "first there), with prefixes of Lightning, DataParallel or torch.compile; the head has "
+            "or a `.pt`, `.pth`, `.bin` or `.ckpt` that loads without running code. The file may "
+            "be a training checkpoint: weights under `state_dict`, `model_state_dict`, `model` or "
+            "`ema` (the first of these), with prefixes of Lightning, DataParallel or "
+            "torch.compile; the head has "
             "the file's classes"
         ),
     )
@@ -92,51 +93,51 @@ class ModelEntry(BaseModel):
         None,
         min_length=1,
         description=(
-            "`imagenet`, or a file, one label a line; without it ImageNet's if there are 1000 "
-            "classes, else numbers; of a classifier with one output the labels of the negative and "
-            "the positive class, or of the positive one alone"
+            "`imagenet`, or a file with one label per line; without it, ImageNet's if there are "
+            "1000 classes, else numbers; for a classifier with one output, the labels of the "
+            "negative and the positive class, or only of the positive one"
         ),
     )
     prompts: Prompts | None = Field(
         None,
         description=(
-            "the classes of an image–text model (`hf:` or `open_clip:` of CLIP, SigLIP and "
-            'others), in words, such as `["a cat", "a remote control"]`'
+            "the classes of an image–text model (CLIP, SigLIP and others, from `hf:` or "
+            '`open_clip:`), in words, such as `["a cat", "a remote control"]`'
         ),
     )
     templates: Templates = Field(
         ("{}",),
         description=(
-            "texts with `{}` in place of a prompt, such as `a photo of a {}.`; of several, the "
-            "mean of the embeddings counts"
+            "texts with `{}` in place of a prompt, such as `a photo of a {}.`; with several, the "
+            "mean of their embeddings is used"
         ),
     )
     output: Index | Name | None = Field(
         None,
         description=(
-            "the name or index of the logits, where the model returns several tensors; `logits` "
-            "and `out` are found without"
+            "the name or index of the logits, if the model returns several tensors; `logits` and "
+            "`out` are found without it"
         ),
     )
     activation: WantedActivation = Field(
         "auto",
         description=(
-            "what makes probabilities of the logits: `softmax`; `sigmoid` of one output, or of "
-            "labels that do not exclude each other; `none` where they are probabilities already, "
-            "or values of a regression; `auto`: found out from the outputs for several images, and "
+            "how logits become probabilities: `softmax`; `sigmoid`, for one output or for labels "
+            "that do not exclude each other; `none`, if the outputs are probabilities already, or "
+            "values of a regression; `auto`: determined from the outputs for several images, and "
             "from `problem_type` of Hugging Face's models"
         ),
     )
     kind: OutputKind = Field(
         "auto",
         description=(
-            "what the outputs are: `classes`; `value`, of a regression; `auto`: found out from "
-            "the outputs, and said in each answer where nothing names them"
+            "what the outputs are: `classes`; `value`, for a regression; `auto`: determined from "
+            "the outputs; if nothing names them, each answer says how they are read"
         ),
     )
     layer: str = Field("auto", min_length=1, description="the default target layer")
     method_layers: dict[str, str] = Field(
-        {}, description="the default target layer of single methods, as a table of their names"
+        {}, description="the default target layer of individual methods, as a table of their names"
     )
     audit: str | None = Field(
         None,
@@ -151,7 +152,7 @@ class ModelEntry(BaseModel):
         min_length=1,
         description=(
             "the statistics of good photos' maps (`gradcam reference`), from the TOML file's "
-            "folder, which `GET /v1/models/{model}/drift` compares live maps with"
+            "folder; `GET /v1/models/{model}/drift` compares live maps with them"
         ),
     )
     explain_sample: float = Field(
@@ -167,8 +168,8 @@ class ModelEntry(BaseModel):
         {},
         description=(
             "grid of the tokens, for layers where the service cannot find it: `tokens HEIGHT "
-            "WIDTH PREFIX`, such as `tokens 14 14 1`, or a table of names or patterns of layers "
-            "with one such value each"
+            "WIDTH PREFIX`, such as `tokens 14 14 1`, or a table with one such value for each name "
+            "or pattern of layers"
         ),
     )
     input_size: tuple[Side, Side] | Side | None = Field(
@@ -177,42 +178,42 @@ class ModelEntry(BaseModel):
     fit: Fit | None = Field(
         None,
         description=(
-            "how photos are fitted to the input where a request does not say: `crop`, `squash` or "
-            "`pad`; without it `crop` where the entry has `resize` or `crop_ratio`, else the whole "
-            "photo: as the model was evaluated, if that shows it, or `squash`"
+            "how photos are fitted to the input if a request does not say: `crop`, `squash` or "
+            "`pad`; without it, `crop` if the entry has `resize` or `crop_ratio`; else the whole "
+            "photo: as the model was evaluated if that shows all of it, or `squash`"
         ),
     )
     resize: Side | None = Field(
         None,
-        description="pixels of a photo's shorter side, to which it is resized before it is cropped",
+        description="pixels to which a photo's shorter side is resized before the photo is cropped",
     )
     crop_ratio: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="the same as the share of that side that the crop takes, such as 0.875",
+        description="the same, given as the share of that side that the crop takes, such as 0.875",
     )
     interpolation: Interpolation | None = Field(
         None,
-        description="`nearest`, `bilinear`, `bicubic`, `lanczos`, `box` or `hamming`, of Pillow",
+        description="Pillow's `nearest`, `bilinear`, `bicubic`, `lanczos`, `box` or `hamming`",
     )
     channel_order: ChannelOrder = Field(
-        "rgb", description="`rgb`, or `bgr` of models that were trained on OpenCV's pictures"
+        "rgb", description="`rgb`, or `bgr` for models that were trained on OpenCV's pictures"
     )
     value_range: ValueRange = Field(
-        "0-1", description="of pixels before they are normalised: `0-1` or `0-255`"
+        "0-1", description="range of pixel values before they are normalised: `0-1` or `0-255`"
     )
     mean: tuple[Mean, Mean, Mean] | None = Field(
-        None, description="of red, green, blue in the value range, subtracted from the input"
+        None, description="of red, green and blue in the value range; subtracted from the input"
     )
     std: tuple[Std, Std, Std] | None = Field(
-        None, description="of red, green, blue in the value range, by which the input is divided"
+        None, description="of red, green and blue in the value range; the input is divided by it"
     )
     device: Device | Annotated[list[Device], Field(min_length=1, max_length=64)] = Field(
         "auto",
         description=(
             "`auto` (an accelerator if there is one), `cpu`, `cuda`, `cuda:1`, `mps` …; or a list, "
-            "for a copy of the model on each: several `cpu` share out the cores"
+            "for a copy of the model on each device: several `cpu` share the cores"
         ),
     )
     dtype: Dtype = Field(
@@ -230,15 +231,14 @@ class ModelEntry(BaseModel):
     runtime: WantedRuntime | None = Field(
         None,
         description=(
-            "what runs the model where `mode` allows other than eager PyTorch: `torch`; "
-            "`openvino`, on the CPU; `auto`, whichever is faster, of those that are installed; "
-            "without it, what GRADCAM_RUNTIME says"
+            "what runs the model if `mode` allows more than eager PyTorch: `torch`; `openvino`, on "
+            "the CPU; `auto`, the fastest installed one; without it, the value of GRADCAM_RUNTIME"
         ),
     )
     detections: DetectionForm = Field(
         "auto",
         description=(
-            "how a detector of your own says its boxes: `auto` where its output tells; `boxes` "
+            "how your own detector returns its boxes: `auto`, if its output shows that; `boxes` "
             "(torchvision's dictionaries), `detr` (softmax, the last class for no object), "
             "`detr-sigmoid`, `rtdetr`, `yolov5`, `yolov5-seg`, `yolov8`, `yolov8-seg`, "
             "`yolov8-pose`, `yolov8-obb`, `yolo-end2end`; YOLO's need `labels`, or a module that "
@@ -250,14 +250,16 @@ class ModelEntry(BaseModel):
         ge=0,
         le=1,
         description=(
-            "the least score of a detection; without it 0.05, or the threshold of the model's own"
+            "the least score of a detection; without it, 0.05 or the model's own threshold"
         ),
     )
-    max_batch: int = Field(16, ge=1, le=1024, description="most images in one forward pass")
+    max_batch: int = Field(
+        16, ge=1, le=1024, description="largest number of images in one forward pass"
+    )
     layout: Literal["auto", "channels-last", "contiguous"] = Field(
         "auto",
-        description="of images in memory: `channels-last`, `contiguous`, or `auto`, whichever is "
-        "faster, by trying at load; the last bits of maps depend on it",
+        description="layout of images in memory: `channels-last`, `contiguous`, or `auto`, the one "
+        "that is faster in a trial at load; the last bits of maps depend on it",
     )
 
     _file: Path | None = PrivateAttr(None)

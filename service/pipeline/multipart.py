@@ -39,7 +39,7 @@ class FormParser:
         hint: what else a caller could do who sends a file under another name.
 
     Raises:
-        MalformedRequest: if the boundary is none.
+        MalformedRequest: if the boundary is missing or not valid.
     """
 
     def __init__(self, images: Images, boundary: bytes | None, *, hint: str = "") -> None:

@@ -138,8 +138,8 @@ class PredictParameters(ImageParameters):
         min_length=1,
         max_length=MAX_PROMPTS,
         description=(
-            "Texts that take the place of the model's classes, of a model that takes prompts "
-            "(`takes_text`): probabilities compare these, and a target names one of them."
+            "For a model that takes prompts (`takes_text`): texts that replace the model's "
+            "classes. Probabilities compare these texts, and a target names one of them."
         ),
     )
 
@@ -165,8 +165,8 @@ class Parameters(PredictParameters):
         ge=1,
         le=1000,
         description=(
-            "How many labels to return, best first. Of a detector, without a target: how many "
-            "boxes to explain, best first; the best one alone where it is not given."
+            "How many labels to return, best first. For a detector without a target: how many "
+            "boxes to explain, best first; if it is not given, only the best one."
         ),
     )
     method: MethodParameter = Field(
@@ -181,16 +181,17 @@ class Parameters(PredictParameters):
     layer: LayerParameter = Field(
         "auto",
         description=(
-            "The target layer, or several for a map each, or a pattern like `blocks.*.norm1` for "
-            f"all explainable ones that it matches (at most {MAX_MATCHED}); `auto` is the model's "
-            "default."
+            "The target layer; or several, for a map of each; or a pattern like `blocks.*.norm1`, "
+            f"for all explainable layers that it matches (at most {MAX_MATCHED}). `auto` is the "
+            "model's default."
         ),
     )
     target: TargetParameter | None = Field(
         None,
         description=(
-            "The class to explain, by index or label, or an object for contrasts and more; "
-            "several for several maps from one forward pass. Without it, the predicted class."
+            "The class to explain, by index or label, or an object for contrasts and more. "
+            "Several targets give several maps from one forward pass. Without it, the predicted "
+            "class."
         ),
     )
     budget: int | None = Field(
@@ -198,7 +199,8 @@ class Parameters(PredictParameters):
         ge=1,
         le=10_000,
         description=(
-            "Most forward passes of a method that needs many; without it the method's own default."
+            "Largest number of forward passes, for a method that needs many; without it, the "
+            "method's own default."
         ),
     )
     signed: bool = Field(
@@ -235,7 +237,7 @@ class Parameters(PredictParameters):
             "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
             "grayscale; `values`: float32 numbers; `contour`: lines around what is hot; `panel`: "
             "photo, overlay, colour bar and words, to paste into a report. Without it: an overlay "
-            "where a picture is answered, a mask in JSON."
+            "if the answer is a picture, a mask in JSON."
         ),
     )
     threshold: float = Field(
@@ -243,8 +245,8 @@ class Parameters(PredictParameters):
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="Least value of a hot pixel, for the box around the hottest region, for "
-        "contours, and for what `reasons` mask.",
+        description="Least value of a hot pixel: for the box around the hottest region, for "
+        "contours, and for the pixels that `reasons` mask.",
     )
     colormap: Colormap | None = Field(
         None,
@@ -257,8 +259,8 @@ class Parameters(PredictParameters):
         "minmax",
         description=(
             "`minmax` scales each map to 0 … 1; `percentile` scales it by its 99th percentile and "
-            "caps what is beyond, so that a few pixels do not leave the others dark; `none` leaves "
-            "the numbers as the method's formula gives them (pictures are scaled by `minmax`)."
+            "caps larger values, so that a few pixels do not leave the others dark; `none` keeps "
+            "the numbers that the method's formula gives (pictures are scaled by `minmax`)."
         ),
     )
     size: Size = Field(
@@ -271,8 +273,8 @@ class Parameters(PredictParameters):
     evaluate: MetricNames = Field(
         [],
         description=(
-            "Metrics by which each map is scored, with their usual options (see `:evaluate`); "
-            "some hundred passes each."
+            "Metrics by which each map is scored, with their usual options (see `:evaluate`). "
+            "Each takes some hundred passes."
         ),
     )
 
@@ -344,7 +346,7 @@ class PredictInstance(StrictModel):
     """One photo."""
 
     image: Photo
-    id: str | None = Field(None, max_length=200, description="Comes back with the answer.")
+    id: str | None = Field(None, max_length=200, description="The answer repeats it.")
 
     @model_validator(mode="before")
     @classmethod

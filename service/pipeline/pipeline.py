@@ -69,15 +69,15 @@ from service.pipeline.targets import TargetParameter
 
 T = TypeVar("T")
 SMALL_JPEG_BYTES: Final = 128 * 1024
-"""Size of a JPEG whose header is read at once: that takes less than 0.1 ms, and at most 2 ms for a
-malicious file, while a thread takes longer to start and to return. Malicious headers of the other
-formats take up to 11 ms."""
+"""Largest size of a JPEG whose header is read in the event loop. Reading it takes less than 0.1 ms,
+and at most 2 ms for a malicious file, which is less than the cost of a thread. Malicious headers of
+other formats take up to 11 ms."""
 
 
 class Pipeline:
     """Takes images through every step, and runs the heavy steps outside the event loop.
 
-    Use it with `async with`: leaving the block ends the threads when their current work is done. A
+    Use it with `async with`. When the block is left, each thread ends after its current work. A
     cancelled call keeps its thread until the thread's work ends, so the number of running threads
     is bounded.
 
@@ -86,11 +86,11 @@ class Pipeline:
         pixel_budget: number of pixels of all images of interactive priority that are held at a
             time, from decoding to drawing. Images of background priority have a separate budget of
             half the size.
-        threads: number of threads that decode and draw small images. Large images have threads of
-            their own, one fewer.
-        counts: the counts of the whole service; by default, this process is alone.
-        fitting: returns the number of ordinary photos that fit although `pixel_budget` is smaller,
-            by the number of images in the full batches of a model.
+        threads: number of threads that decode and draw small images. Large images have separate
+            threads, one fewer.
+        counts: the counts of the whole service. By default, only this process is counted.
+        fitting: takes the number of images in a full batch of a model, and returns the number of
+            ordinary photos that fit even if `pixel_budget` is smaller.
     """
 
     def __init__(
@@ -140,18 +140,18 @@ class Pipeline:
         until: float | None = None,
         used: bool = False,
     ) -> AsyncIterator[ImageResult]:
-        """Explain one image. The photo holds its share of the pixel budget until the block is left.
+        """Explain one image. Its photo counts against the pixel budget until the block is left.
 
         Args:
             instance: the image's bytes and its parameters.
             timings: the timings of the request, to which this image's phases are added.
-            progress: is called with the progress of a method that makes many passes.
+            progress: called with the progress of a method of many passes.
             priority: the priority of decoding, passes and drawing.
-            budget: what the maps may take in the answer that the result is part of; None if they
-                are not sent as numbers.
+            budget: the limit on the numbers of maps in the answer that contains the result; None if
+                the maps are not sent as numbers.
             until: time of `time.monotonic` at which a method of many passes stops and uses the
-                passes that it has made, unless the parameters set a `budget`. Where maps are
-                scored, it stops halfway.
+                passes that it has made, unless the parameters set a `budget`. If maps are scored,
+                it stops after half of the time.
             used: whether the explanations record what the model used (`cam.Explanation.used`).
 
         Raises:
@@ -184,8 +184,8 @@ class Pipeline:
                 used=used,
             )
             if metrics:
-                # Scores take seconds: the photo gives its room back meanwhile, and is decoded again
-                # to be drawn.
+                # Scores take seconds. Meanwhile the photo's memory is freed for other requests, and
+                # the photo is decoded again for drawing.
                 photo.close()
                 await scope.aclose()
                 scores = await self.scored(
@@ -248,7 +248,7 @@ class Pipeline:
             return seen, list(encoded.warnings)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work on a small image, for which the block of `opened` has ended, in a thread."""
+        """Run work on a small image in a thread, after its block of `opened` has ended."""
         return await self._budgets["interactive"].small.run(work)
 
     @asynccontextmanager
@@ -308,7 +308,7 @@ class Pipeline:
         Args:
             watched: see `Explain`.
             used: see `explain`.
-            blank: whether only the targets and the prediction count, so that any map will do.
+            blank: whether only the targets and the prediction matter, so any method will do.
 
         Raises:
             Problem: if this instance cannot be explained.
@@ -352,11 +352,11 @@ class Pipeline:
         timings: Timings,
         progress: Listener | None,
     ) -> tuple[Explanation, ...]:
-        """Return the answer's explanations, each followed by its further reasons, which are found
-        in the photo with the mean colour in place of what is masked: see `cam.reasons`.
+        """Return the answer's explanations, each followed by its further reasons. To find them, the
+        masked pixels of the photo are set to the mean colour: see `cam.reasons`.
 
         Args:
-            work: the work that has the answer.
+            work: the work that gave the answer.
         """
         seen, until = work.seen, work.until
         asked = {question.method: question for question in work.questions}
@@ -401,8 +401,8 @@ class Pipeline:
         """Return the scores of each of the answer's maps, in their order.
 
         Args:
-            judged: a map that takes the place of the answer's only one.
-            prompts: texts that are the classes, if the request has some.
+            judged: a map to score in place of the answer's only map.
+            prompts: texts that are the classes, if the request has prompts.
         """
         scores: list[Scores] = []
         for question in questions:
@@ -413,7 +413,7 @@ class Pipeline:
             ]
             if not mine:
                 continue
-            # The class is not chosen again: another precision could choose another one.
+            # The class is fixed here: at another precision, the model could predict another one.
             named = {explanation.turn: _same(question, explanation) for explanation in mine}
             question = replace(question, targets=tuple(named[turn] for turn in sorted(named)))
             candidates = candidates_of(mine)
@@ -459,8 +459,8 @@ class Pipeline:
         seen: ModelInput,
         priority: Priority = "interactive",
     ) -> tuple[Target, ...]:
-        """Return the question's targets, with boxes and masks in the input's pixels, and with other
-        photos as embeddings.
+        """Return the question's targets. Boxes and masks are converted to pixels of the model's
+        input, and other photos to embeddings.
 
         Args:
             sent: the targets as the request names them.
@@ -473,7 +473,7 @@ class Pipeline:
         if not points_at_photo(sent):
             return question.targets
         limit = self.max_pixels
-        # The sizes of a mask and of another photo are not known yet, so they count as large.
+        # The sizes of a mask and of another photo are not known yet, so both count as large.
         pool = self._budgets[priority].large
         place = partial(placed, model, question, sent, photo, seen, max_pixels=limit)
         question, others = await pool.run(place)
@@ -495,10 +495,11 @@ class Pipeline:
 
 
 def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
-    """Check that a model that answers is asked a question, and that no other one is.
+    """Check that a model that answers questions is asked a question, and that any other model is
+    not.
 
     Raises:
-        UnsuitedModel: if it is not so.
+        UnsuitedModel: if the request does not suit the model.
     """
     if model.answers != instance.parameters.asks:
         raise UnsuitedModel(
@@ -510,10 +511,10 @@ def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
 
 
 def asked_model_of(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
-    """Return the model, with the prompts of the instance as its classes if it has some.
+    """Return the model. If the instance has prompts, they are the model's classes.
 
     Raises:
-        Problem: if the model takes no such prompts.
+        Problem: if the model does not take such prompts.
     """
     try:
         return asked_model(replicas.model, instance.parameters)
@@ -522,12 +523,12 @@ def asked_model_of(replicas: ModelBackend, instance: Instance[PredictParameters]
 
 
 def prompts_of(instance: Instance[PredictParameters]) -> tuple[str, ...]:
-    """Return the prompts of an instance, which `Explain` describes."""
+    """Return the prompts of an instance: see `Explain`."""
     return tuple(instance.parameters.prompts or ())
 
 
 def _same(question: Question, explanation: Explanation) -> Target:
-    """Return the target of an explanation with its class, and with the mask that was asked."""
+    """Return an explanation's target for scoring: its class, and the mask that the question has."""
     target, turn = explanation.target, explanation.turn
     asked = question.targets[turn] if turn < len(question.targets) else None
     if isinstance(target, ClassTarget) and isinstance(asked, ClassTarget) and target.box is None:
@@ -536,8 +537,8 @@ def _same(question: Question, explanation: Explanation) -> Target:
 
 
 def part_of(until: float | None, parts: int) -> float | None:
-    """Return the end of the first of so many equal parts of the time that is left: what making a
-    map may take where more is to be done, such as scoring it."""
+    """Divide the time that is left into equal parts, and return the end of the first one. A map has
+    to be ready by then if work such as scoring follows."""
     now = monotonic()
     return None if until is None else now + (until - now) / parts
 

@@ -66,8 +66,8 @@ Edges = Annotated[
 class NamedClass(StrictModel):
     """A class, named by its index or by its label where a number could mean either."""
 
-    index: ClassIndex | None = Field(None, description="Of the model's output, from 0.")
-    label: Name | None = Field(None, description="As the model's labels say it, a number or not.")
+    index: ClassIndex | None = Field(None, description="Index in the model's output, from 0.")
+    label: Name | None = Field(None, description="One of the model's labels, even if a number.")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> NamedClass:
@@ -84,10 +84,10 @@ class TargetObject(StrictModel):
         None, alias="class", description="Index or label; without it the predicted class."
     )
     index: ClassIndex | None = Field(
-        None, description="Instead of `class`: its index, where labels are numbers, too."
+        None, description="Instead of `class`: its index, also if labels are numbers."
     )
     label: Name | None = Field(
-        None, description="Instead of `class`: its label, where that is a number."
+        None, description="Instead of `class`: its label, also if that is a number."
     )
     minus: ClassIndex | Name | NamedClass | None = Field(
         None,
@@ -107,10 +107,10 @@ class TargetObject(StrictModel):
     )
     mask: ImageSource | None = Field(
         None,
-        description="Of a segmenter: a picture of the photo's size, white where pixels count.",
+        description="For a segmenter: a picture of the photo's size, white where pixels count.",
     )
     layer: Name | None = Field(
-        None, description="With `channel` or `like`: the layer whose output is looked at."
+        None, description="With `channel` or `like`: the layer whose output is used."
     )
     channel: ClassIndex | None = Field(
         None, description="What drives this channel of `layer`: its mean is explained."
@@ -118,21 +118,21 @@ class TargetObject(StrictModel):
     like: ImageSource | None = Field(
         None,
         description=(
-            "What makes the photo like this one: the cosine of their embeddings at `layer` (the "
-            "model's default layer without one) is explained."
+            "What makes the photo similar to this one: the cosine of their embeddings at `layer` "
+            "(without it, the model's default layer) is explained."
         ),
     )
 
     text: Text | None = Field(
         None,
         description=(
-            "What in the photo fits this text, of a model that takes prompts: the logit of the "
-            "text is explained. With `minus`, another text, why this one and not that one."
+            "For a model that takes prompts: what in the photo fits this text. The logit of the "
+            "text is explained. With `minus`, another text: why this one and not that one."
         ),
     )
 
     words: bool = Field(
-        False, description="With `text`: also tell the importance of each of its words."
+        False, description="With `text`: also give the importance of each of its words."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A process that the supervisor runs, and that tells it that it is alive."""
+"""A process that the supervisor runs, and that reports to the supervisor that it is alive."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from service.process.probes import Readiness
 
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0
-"""Time without a message after which a process is taken for stuck and killed."""
+"""A process that has sent no message for this time counts as stuck, and is killed."""
 FIRST_WORD_SECONDS: Final = 120.0
-"""Time without a first message after which a new process is taken for stuck and killed."""
+"""A new process that has not sent its first message in this time counts as stuck, and is killed."""
 LINGER_SECONDS: Final = 0.1
 log = logging.getLogger(__name__)
 
 
 class Child:
-    """A process of one kind, which may be started again whenever it has ended.
+    """A process of one kind, which may be started again after it has ended.
 
     Args:
-        name: what the process is, for the log.
+        name: name of the process in the log.
         context: how the process is started.
-        target: the function that runs in the process; it gets `arguments`, whether the process
-            replaces another one, and the connection to which the process writes its messages.
+        target: the function that runs in the process. Its arguments are `arguments`, whether the
+            process replaces another one, and the connection for its messages.
         listening: called when the process accepts connections.
-        ended: called with the number of the process when it has ended.
+        ended: called with the process's id when it has ended.
     """
 
     def __init__(
@@ -58,15 +58,16 @@ class Child:
         self._again = False
         self._signal: int | None = None
         self.readiness: Readiness | None = None
-        """What the process has told last; None if it has told nothing or has ended."""
+        """The readiness that the process reported last; None if it has reported none or has
+        ended."""
         self.is_ready = False
-        """Whether the process has told that it is ready, and has not ended."""
+        """Whether the process has reported that it is ready, and has not ended."""
         self._heard_at = 0.0
         self.mistake: str | None = None
-        """The mistake in the configuration because of which the process has ended."""
+        """The mistake in the configuration that ended the process."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, or as soon as it has started."""
+        """Send a signal to the process now, or as soon as the process has started."""
         self._signal = number
         if self._process and self._process.pid and self._process.is_alive():
             os.kill(self._process.pid, number)
@@ -78,8 +79,8 @@ class Child:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the process has told anything. Each one does so every quarter of a second
-        after it has begun."""
+        """Seconds since the last message of the process. A process that has begun sends one every
+        quarter of a second."""
         return monotonic() - self._heard_at
 
     async def live(self) -> tuple[int, bool]:
@@ -91,7 +92,7 @@ class Child:
         loop = asyncio.get_running_loop()
         receiving, sending = self._context.Pipe(duplex=False)
         heard: asyncio.Queue[bytes] = asyncio.Queue()
-        # mypy knows no `Process` of the base class.
+        # In mypy's stubs, the base class has no `Process`.
         process = self._context.Process(  # type: ignore[attr-defined]
             target=self._target, args=(*self._arguments, self._again, sending), name=self.name
         )
@@ -103,7 +104,8 @@ class Child:
             self.signal(self._signal)
         sentinel = process.sentinel
         loop.add_reader(receiving.fileno(), _hear, receiving, heard, loop)
-        # A process that a model has forked keeps the pipe open; the sentinel still reports the end.
+        # If the model has forked a process, that one keeps the pipe open. The sentinel still
+        # reports the end.
         loop.add_reader(sentinel, _note_end, sentinel, heard, loop)
         try:
             ready = await self._listen_to(heard)
@@ -118,8 +120,8 @@ class Child:
         return process.exitcode, ready
 
     async def _listen_to(self, heard: asyncio.Queue[bytes]) -> bool:
-        """Handle the messages of the process until it ends, and kill it if it is silent for too
-        long. Return whether it was ever ready."""
+        """Handle the messages of the process until it ends. Kill it if it sends none for too long.
+        Return whether it was ever ready."""
         assert self._process
         ready, begun = False, monotonic()
         latest: float | None = None
@@ -143,10 +145,10 @@ class Child:
             if word.startswith(MISTAKE):
                 self.mistake = word.removeprefix(MISTAKE).decode()
             if latest and monotonic() - latest > SILENT_SECONDS:
-                log.error("%s is silent for %.0f s", self.name, SILENT_SECONDS)
+                log.error("%s has been silent for %.0f s", self.name, SILENT_SECONDS)
                 self._process.kill()
             elif not latest and monotonic() - begun > FIRST_WORD_SECONDS:
-                log.error("%s has not begun within %.0f s", self.name, FIRST_WORD_SECONDS)
+                log.error("%s did not begin within %.0f s", self.name, FIRST_WORD_SECONDS)
                 self._process.kill()
 
 
@@ -162,4 +164,5 @@ def _hear(
 
 def _note_end(sentinel: int, heard: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop) -> None:
     loop.remove_reader(sentinel)
-    loop.call_later(LINGER_SECONDS, heard.put_nowait, END)  # its last messages may be unread
+    # The end is reported later, because the last messages may still be unread.
+    loop.call_later(LINGER_SECONDS, heard.put_nowait, END)

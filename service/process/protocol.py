@@ -271,7 +271,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._refuse(
                 TooSlow(
-                    f"the request was not here after {self.limits.receive_seconds:g} s; a body "
+                    f"the request had not arrived after {self.limits.receive_seconds:g} s; a body "
                     f"needs at least {LEAST_RATE} bytes a second"
                 )
             )

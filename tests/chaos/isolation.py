@@ -1,4 +1,4 @@
-"""One caller's trouble is no other's."""
+"""One caller's trouble does not reach another caller."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ ACTIVATIONS: Final = Operation(
     function="show_activations",
     summary="What hooks on layers see: inputs, outputs and gradients",
     description=(
-        "Answers by `Accept`: `application/json` (default) with statistics; for one image "
-        "`application/x-npz` with the arrays, and for one layer `image/png`, `image/jpeg` or "
-        "`image/webp` with a gallery of its strongest feature maps."
+        "`Accept` selects the form of the answer: `application/json` (default) with statistics; "
+        "for one image `application/x-npz` with the arrays, and for one layer `image/png`, "
+        "`image/jpeg` or `image/webp` with a gallery of its strongest feature maps."
     ),
     parameters=ActivationParameters,
     body=ActivationRequest,

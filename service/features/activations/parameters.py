@@ -35,13 +35,13 @@ class ActivationParameters(PredictParameters):
         ),
     )
     target: ClassIndex | Name | TargetObject | None = Field(
-        None, description="What is differentiated; without it, the predicted class's logit."
+        None, description="What is differentiated; without it, the logit of the predicted class."
     )
     by: ChannelRanking = Field(
         "activation",
         description=(
-            "Which channels a gallery shows: those of the greatest mean activation, or those that "
-            "Grad-CAM weights most."
+            "Which channels a gallery shows: those with the largest mean activation, or those to "
+            "which Grad-CAM gives the most weight."
         ),
     )
     colormap: Colormap = Field("viridis", description="The colours of a gallery.")
@@ -50,8 +50,8 @@ class ActivationParameters(PredictParameters):
         ge=2,
         le=10,
         description=(
-            "Factorise a layer's activations into so many concepts; a picture then shows them over "
-            "the photo, with the classes that the model makes of each alone."
+            "Factorise a layer's activations into this number of concepts; a picture then shows "
+            "them over the photo, with the classes that the model predicts from each concept alone."
         ),
     )
 

@@ -16,7 +16,7 @@ class SignalDescription(Open):
     minimum: float = Field(examples=[0.0])
     maximum: float = Field(examples=[6.0])
     zeros: float = Field(
-        description="Share of exact zeros, which are inactive units after a ReLU.", examples=[0.81]
+        description="Share of exact zeros: after a ReLU, the inactive units.", examples=[0.81]
     )
 
 
@@ -36,7 +36,7 @@ class LayerActivation(Open):
     type: str = Field(examples=["BatchNormAct2d"])
     input: SignalDescription | None = Field(
         None,
-        description="Statistics of the layer's input; absent if it has no tensor.",
+        description="Statistics of the layer's input; absent if no input is a tensor.",
         examples=[
             {
                 "shape": [1280, 7, 7],
@@ -51,7 +51,8 @@ class LayerActivation(Open):
     output: SignalDescription
     gradient: SignalDescription | None = Field(
         None,
-        description="The target's gradient at the output; absent if it does not depend on it.",
+        description="The target's gradient at the output; absent if the target does not depend on "
+        "the output.",
     )
     channels: list[int] = Field(
         description="The `top_k` strongest channels, strongest first.", examples=[[1013, 24]]

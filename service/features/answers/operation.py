@@ -61,9 +61,9 @@ ANSWER: Final = Operation(
     function="answer",
     summary="The answer to a question about each image, and where the model sees each word",
     description=(
-        "Of vision–language models. Answers by `Accept`: `application/json` (default), "
-        "`application/x-ndjson` (each token as soon as it is said, with its map, then the "
-        "whole answer), or, for one image, `image/png`, `image/jpeg`, `image/webp`: a picture "
+        "For vision–language models. `Accept` selects the form of the answer: `application/json` "
+        "(default), `application/x-ndjson` (each token as soon as it is said, with its map, then "
+        "the whole answer), or, for one image, `image/png`, `image/jpeg`, `image/webp`: a picture "
         "of one `word`, or of all words."
     ),
     parameters=AnswerParameters,

@@ -35,12 +35,12 @@ class AnswerParameters(ImageParameters):
     answer: GivenAnswer | None = Field(
         None,
         description=(
-            "An answer to explain as it is, in one pass. Without it, the model's own: the most "
-            "probable token at each step."
+            "An answer to explain as it is, in one pass. Without it, the model's own answer: the "
+            "most probable token at each step."
         ),
     )
     max_tokens: int = Field(
-        64, ge=1, le=MAX_TOKENS, description="Most tokens of the model's own answer."
+        64, ge=1, le=MAX_TOKENS, description="Largest number of tokens in the model's own answer."
     )
     method: WantedAnswerMethod = Field(
         "tam",
@@ -56,13 +56,13 @@ class AnswerParameters(ImageParameters):
         ),
     )
     alternatives: int = Field(
-        3, ge=0, le=20, description="How many of the most probable tokens are listed for each."
+        3, ge=0, le=20, description="How many of the most probable tokens each token lists."
     )
     word: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         None,
         description=(
-            "A word or phrase of the answer, such as `red circle`: it alone is among `words` and "
-            "in a picture. Without it, a picture shows all words."
+            "A word or phrase of the answer, such as `red circle`: `words` and a picture then have "
+            "only this one. Without it, a picture shows all words."
         ),
     )
     evaluate: bool = Field(
@@ -73,15 +73,15 @@ class AnswerParameters(ImageParameters):
     )
     region: RegionObject | None = Field(
         None,
-        description="Where the heat of `word` should be: `evaluate` then also tells `energy` and "
+        description="Where the heat of `word` should be: `evaluate` then also gives `energy` and "
         "`pointing`.",
     )
     output: Output | None = Field(
         None,
         description=(
             "`overlay`, `heatmap`, `contour`, `panel` or `mask`: what pictures show; in JSON, a "
-            "picture for each word. `values`: the maps as float32. Without it: overlays where a "
-            "picture is answered, masks in JSON."
+            "picture for each word. `values`: the maps as float32. Without it: overlays if the "
+            "answer is a picture, masks in JSON."
         ),
     )
     threshold: float = Field(
@@ -95,7 +95,7 @@ class AnswerParameters(ImageParameters):
         "minmax",
         description=(
             "`minmax` scales each word's map to 0 … 1; `percentile` by its 99th percentile; `none` "
-            "leaves the method's numbers, which compare words with each other."
+            "keeps the method's numbers, by which words can be compared."
         ),
     )
     size: AnswerSize = Field(

@@ -9,7 +9,7 @@ from service.core.schemas import FailedInstance, Heatmap, Open, Overlay, Point
 
 
 class Alternative(Open):
-    """A token that could have stood in a token's place."""
+    """A token that could have stood in place of another one."""
 
     text: str = Field(examples=[" green"])
     probability: float = Field(examples=[0.02])
@@ -19,7 +19,8 @@ class AnswerToken(Open):
     """A token of an answer."""
 
     text: str = Field(
-        description="What the token adds to the text, with the space before it.", examples=[" red"]
+        description="What the token adds to the text, including a space before it.",
+        examples=[" red"],
     )
     probability: float = Field(
         description="Probability after the question and the tokens before it, 0 … 1.",
@@ -28,23 +29,23 @@ class AnswerToken(Open):
     alternatives: list[Alternative] = Field(description="The most probable tokens, best first.")
     evidence: float | None = Field(
         None,
-        description="How much the photo speaks for the token, in nats: the log-probability minus "
-        "that of the same token after the blurred photo.",
+        description="How much the photo speaks for the token, in nats: its log-probability after "
+        "the photo minus that after the blurred photo.",
         examples=[3.4],
     )
 
 
 class WordScores(Open):
-    """How good the map of a word is, as shares of the word's probability."""
+    """How good the map of a word is. The areas are shares of the word's probability."""
 
     deletion: float = Field(
-        description="Area under its probability while the hottest pixels are blurred; lower is "
-        "better.",
+        description="Area under the word's probability while the hottest pixels are blurred; lower "
+        "is better.",
         examples=[0.2],
     )
     insertion: float = Field(
-        description="Area under its probability while the hottest pixels are put into the blurred "
-        "photo; higher is better.",
+        description="Area under the word's probability while the hottest pixels are put into the "
+        "blurred photo; higher is better.",
         examples=[0.9],
     )
     energy: float | None = Field(
@@ -59,19 +60,21 @@ class AnswerWord(Open):
     """A word of an answer, or the phrase that was asked for."""
 
     text: str = Field(examples=["red"])
-    first_token: int = Field(description="Number of its first token.", examples=[1])
-    tokens: int = Field(description="Number of its tokens.", examples=[1])
-    probability: float = Field(description="Product of its tokens' probabilities.", examples=[0.97])
+    first_token: int = Field(description="Which token is the word's first, from 0.", examples=[1])
+    tokens: int = Field(description="Number of the word's tokens.", examples=[1])
+    probability: float = Field(
+        description="Product of the probabilities of the word's tokens.", examples=[0.97]
+    )
     evidence: float | None = Field(
-        None, description="Sum of its tokens' evidence, in nats.", examples=[3.4]
+        None, description="Sum of the evidence for the word's tokens, in nats.", examples=[3.4]
     )
     from_language: bool | None = Field(
         None,
-        description="Whether the word is said from language and not from the photo: its evidence "
-        "is below 0.3. Absent where evidence was not measured.",
+        description="Whether the word comes from language and not from the photo: its evidence is "
+        "below 0.3. Absent if evidence was not measured.",
         examples=[False],
     )
-    scores: WordScores | None = Field(None, description="If `evaluate` is true.")
+    scores: WordScores | None = Field(None, description="Present if `evaluate` is true.")
     peak: Point | None = Field(
         None, description="Hottest pixel of the photo; absent if the map is all zero."
     )
@@ -92,18 +95,20 @@ class Answer(Open):
     text: str = Field(examples=["a red circle left of a blue square"])
     method: AnswerMethodName = Field(examples=["tam"])
     finished: bool = Field(
-        description="Whether the model ended the answer itself; false where `max_tokens` or the "
-        "time cut it off.",
+        description="Whether the model ended the answer itself; false if `max_tokens` or the time "
+        "cut it off.",
         examples=[True],
     )
     given: bool = Field(description="Whether the request gave the answer.", examples=[False])
     words: list[AnswerWord]
     tokens: list[AnswerToken]
-    prompt_tokens: int = Field(description="Tokens of photo and question.", examples=[52])
-    image_tokens: int = Field(description="Tokens of the photo.", examples=[36])
+    prompt_tokens: int = Field(
+        description="Number of tokens of the photo and the question.", examples=[52]
+    )
+    image_tokens: int = Field(description="Number of tokens of the photo.", examples=[36])
     memory_bytes: int = Field(
-        description="Most bytes of the keys, values and hidden states of the answer, and of what "
-        "the method keeps.",
+        description="Largest number of bytes for the answer's keys, values and hidden states, and "
+        "for what the method keeps.",
         examples=[524288],
     )
     warnings: list[str] = Field(examples=[[]])
@@ -116,7 +121,7 @@ class AnswerResponse(Open):
 
 
 class TokenLine(Open):
-    """One token as soon as it is said, a line of `application/x-ndjson`."""
+    """A line of `application/x-ndjson`: one token, as soon as the model says it."""
 
     instance: int = Field(examples=[0])
     id: str | None = None
@@ -124,6 +129,6 @@ class TokenLine(Open):
     token: AnswerToken
     heatmap: Heatmap | None = Field(
         None,
-        description="Map of the token on the image tokens' grid; absent for methods that make "
-        "their maps when the answer is there.",
+        description="Map of the token on the grid of the image tokens; absent for methods that "
+        "make their maps after the whole answer.",
     )

@@ -2,9 +2,9 @@
 
 Böhle et al., "Convolutional Dynamic Alignment Networks", CVPR 2021, and Rao et al., "Towards Better
 Understanding Attribution Methods", CVPR 2022 (the grid pointing game): n × n photos of different
-classes, of which the model is sure, are one image; a map of one of the classes should have its
-heat in the cell of that class. Where there are fewer classes, the other cells repeat theirs: the
-class that is explained is in one cell alone, which is all that its share of the heat depends on.
+classes, which the model is sure of, make one image. A map of one of the classes should have its
+heat in the cell of that class. If there are fewer classes, the other cells repeat them. The
+explained class is in one cell only, and its share of the heat depends on nothing else.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from service.core.errors import PASSING, ModelFailed, Problem, Unexplainable, Un
 from service.models.preprocessing import ModelInput
 
 SURE: Final = 0.5
-"""Least probability of a class of which the model counts as sure."""
+"""Least probability of a class at which the model counts as sure."""
 KEPT: Final = 256
 """Largest number of photos that are kept in memory to stand in grids. Of the others only the class
 is kept, and they are read again."""
 MENDABLE: Final = (*PASSING, ModelFailed, UnknownModel)
-"""Problems that are none of the photo, so that they say nothing about it."""
+"""Problems that the photo does not cause, so they say nothing about it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +77,8 @@ class Neighbours:
     async def grid(
         self, replicas: ModelBackend, number: int, pixels: Pixels, predicted: int, side: int
     ) -> PhotoGrid | None:
-        """Return a grid with this photo and others of other classes, which differ where there are
-        enough; None if there are too few photos of other classes of which the model is sure.
+        """Return a grid with this photo and photos of other classes, all different if there are
+        enough classes. Return None if the model is sure of too few photos of other classes.
 
         Args:
             number: number of the photo.

@@ -41,7 +41,7 @@ THUMBNAIL: Final = 96
 SAME: Final = 1e-4
 """Largest difference of two maps, scaled to 0 … 1, that are scored once."""
 LEAST_RISE: Final = 1.01
-"""Least ratio of two probabilities that is none of rounding."""
+"""Least ratio of two probabilities that rounding does not explain."""
 NOT_PREDICTED: Final = "the class that is explained is not the predicted one"
 UNSURE: Final = f"the model is not sure of the class, whose probability is below {SURE:g}"
 TOO_FEW: Final = "other classes have too few photos of which the model is sure"
@@ -66,7 +66,7 @@ class Localised:
 
 @dataclass
 class _Steps:
-    """The progress of one photo: the passes of each part, of which some are made."""
+    """The progress of one photo: the passes of each part, some of which are made."""
 
     passes: Mapping[str, int]
     progress: Callable[[float], None]
@@ -457,8 +457,8 @@ def stored_name(name: str) -> str:
 
 
 def _another(wanted: int, count: int, seed: Sequence[int]) -> int:
-    """Return one of the other classes at random. It is not the second most probable one, of which
-    the same pixels may be the evidence."""
+    """Return one of the other classes at random. The second most probable class would not do,
+    because the same pixels may be the evidence for it."""
     drawn = int(np.random.default_rng(seed).integers(count - 1))
     return drawn + (drawn >= wanted)
 

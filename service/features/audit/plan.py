@@ -29,7 +29,7 @@ STAGES: Final = 4
 SIDES: Final = (2, 3)
 """Numbers of photos along the side of a grid."""
 TOGETHER: Final = " + "
-"""Between the names of layers of which a method makes one map."""
+"""Separator of the names of layers that a method joins into one map."""
 USUAL: Final = tuple(name for name, method in METHODS.items() if method.audited)
 """Methods that are audited if none are named, where the model suits them."""
 PIXELS: Final = 224 * 224

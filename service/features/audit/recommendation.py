@@ -1,4 +1,4 @@
-"""The recommendation of an audit: the points of methods, and which method they recommend."""
+"""The recommendation of an audit: the points of the methods, and the method to use."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from service.features.audit.plan import LEAST_PHOTOS, SIDES, name_of, passes_of
 from service.features.audit.schemas import ArmRecord, ArmSummary, PhotoRecord, Recommendation
 
 LOCALISATION: Final = 0.9
-"""Weight of localisation beside faithfulness, which has the rest. On models whose truth is known,
-the order of methods by the grid pointing game has a rank correlation of 0.87 with the truth, and
-that by insertion and deletion about 0: faithfulness only decides between methods that localise
-alike."""
+"""Weight of localisation; faithfulness has the rest. On models whose true evidence is known, the
+order of methods by the grid pointing game has a rank correlation of 0.87 with the true order. The
+order by insertion and deletion has about 0, so faithfulness only decides between methods that
+localise equally well."""
 AS_CHEAP: Final = 10
-"""Ratio of the passes of two methods up to which they count as equally cheap. Methods of one pass
-differ by a factor of five at most, and methods of many passes are above it."""
+"""Two methods count as equally cheap up to this ratio of their passes. Methods of one pass differ
+by a factor of five at most, and methods of many passes are above it."""
 FEW: Final = 5
-"""Number of other methods below which the share of them that a method beats is not a percentage."""
+"""If there are fewer other methods than this, the reason names the methods that are beaten instead
+of a percentage."""
 ROUNDING: Final = 1e-5
-"""Largest difference of two values that rounding in float32 may cause."""
+"""Largest difference between two values that may come from rounding in float32."""
 FAITHFULNESS: Final = (
     *("insertion", "deletion", "road", "road_morf", "road_lerf", "confidence_drop"),
     *("confidence_increase", "adcc", "arcc", "infidelity"),
@@ -38,13 +39,13 @@ Points = NDArray[np.float64]
 def points_of(
     records: Sequence[PhotoRecord], names: list[str], metrics: Sequence[str]
 ) -> tuple[dict[str, Interval], dict[str, Points]]:
-    """Return the points of each method, and its points for each photo.
+    """Return the mean points of each method, and its points for each photo.
 
-    For one photo and one measure, a method has the share of the other methods that it beats, and
-    half of those with the same value. The points of a photo are the mean over two groups:
-    localisation, with the weight `LOCALISATION`, and faithfulness. If too few photos were in grids,
-    they are of faithfulness alone; if enough were, of these photos alone. Stability gives no
-    points: the most stable map is one that does not depend on the model.
+    For one photo and one measure, a method's points are the share of the other methods that it
+    beats; a method with the same value counts half. A photo's points are the mean over two groups
+    of measures: localisation, with the weight `LOCALISATION`, and faithfulness. If enough photos
+    were in grids, only these photos count; otherwise only faithfulness does. Stability gives no
+    points, because the most stable map is one that does not depend on the model.
     """
     if len(names) < 2 or not records:
         return {}, {}
@@ -77,7 +78,7 @@ def points_of(
 
 def _beaten(records: Sequence[PhotoRecord], names: list[str], measure: str) -> Points:
     """Return the share of the other methods that each method beats, (methods, photos). A method
-    without a value beats none; NaN where no method has a value."""
+    without a value beats none. The share is NaN if no method has a value."""
     sign = -1 if measure in METRICS and METRICS[measure].better == "lower" else 1
     values = np.array(
         [[_value(record.arms.get(name), measure) for record in records] for name in names]
@@ -87,7 +88,7 @@ def _beaten(records: Sequence[PhotoRecord], names: list[str], measure: str) -> P
     mine = worth[:, None]
     same = np.isclose(mine, other, rtol=0, atol=ROUNDING) | (mine == other)
     beaten = (mine > other) & ~same
-    # A method is the same as itself, which does not count.
+    # Each method equals itself, which does not count.
     share: Points = (beaten.sum(1) + 0.5 * (same.sum(1) - 1)) / (len(names) - 1)
     share[:, np.isnan(values).all(0)] = np.nan
     return share
@@ -103,8 +104,8 @@ def _value(arm: ArmRecord | None, measure: str) -> float:
 
 
 def _mean(stacked: Points, weights: Points) -> Points:
-    """Return the mean over the first axis of the numbers that are not NaN, with weights that the
-    numbers' shape can be broadcast to; NaN without any."""
+    """Return the weighted mean over the first axis, without the numbers that are NaN; NaN if all
+    are. The weights are broadcast to the shape of the numbers."""
     sums = np.where(np.isnan(stacked), 0, weights).sum(0)
     mean: Points = np.nansum(weights * stacked, 0) / np.where(sums > 0, sums, np.nan)
     return mean
@@ -122,12 +123,12 @@ def localises(records: Sequence[PhotoRecord]) -> bool:
 def localise_worse(
     records: Sequence[PhotoRecord], names: Sequence[str]
 ) -> dict[str, tuple[float, float, int]]:
-    """Return the methods that localise worse than the best one beyond chance, by Student's interval
-    of the differences photo by photo: each with its mean share of the heat in its own cell, that of
-    the best one, and the number of photos. Too few grids give no points, but a method that is worse
-    on all of them is not recommended before one that is better.
+    """Return the methods that localise worse than the best one beyond chance: each with its mean
+    share of the heat in the right cell, that of the best method, and the number of photos.
 
-    The interval is Bonferroni's of as many comparisons as there are other methods.
+    Chance is judged by Student's interval of the differences on each photo, with Bonferroni's
+    correction for the number of other methods. Too few grids give no points, but a method that is
+    worse on them should still not be recommended.
     """
     shares = {
         name: {
@@ -162,12 +163,12 @@ def why_none(
     able: list[str],
     points: Mapping[str, Points],
 ) -> str | None:
-    """Return why no method can be recommended, as a clause; None if one can.
+    """Return why no method can be recommended, as a clause; None if one can be.
 
     Args:
         measured: number of photos that were measured.
-        showing: names of the methods that have maps and do not show the photo.
-        able: those of them whose maps depend on the class.
+        showing: names of the methods that have maps and do not merely show the photo.
+        able: the methods among these whose maps depend on the class.
         points: the points of each method for each photo.
     """
     needed = f"a recommendation needs {LEAST_PHOTOS} or more"
@@ -201,8 +202,8 @@ def why_none(
 
 
 def _key(points: Points) -> bytes:
-    """Return a key that is the same for methods with the same points on all photos, such as those
-    that make the same map behind a pooled linear head."""
+    """Return a key that is equal for methods with equal points on all photos. Behind a pooled
+    linear head, for example, several methods make the same map."""
     return points.round(6).tobytes()
 
 
@@ -221,18 +222,20 @@ def recommended(
     by_grids: bool,
     worse_placed: Mapping[str, tuple[float, float, int]],
 ) -> Recommendation:
-    """Return the method to use: of those whose points do not differ from the best ones beyond
-    chance, and that take no more than `AS_CHEAP` times as many passes as the cheapest of them, the
-    one with the most points; of several with the same points, the one with the fewest passes, and
-    the first in the list of methods.
+    """Return the method to use.
 
-    Nothing depends on measured times, so the same photos give the same recommendation.
+    The candidates are the methods whose points do not differ from the best ones beyond chance, and
+    that take at most `AS_CHEAP` times as many passes as the cheapest of these. The candidate with
+    the most points is chosen; among equal points, the one with the fewest passes; among these, the
+    first in the list of methods.
+
+    Measured times do not matter, so the same photos give the same recommendation.
 
     Args:
         arms: the methods that are compared.
         points: the points of each method for each photo.
         by_grids: whether localisation decides.
-        worse_placed: as `localise_worse` returns it; one of these is not recommended.
+        worse_placed: the methods that are not recommended, as `localise_worse` returns them.
     """
     arms = [arm for arm in arms if name_of(arm) not in worse_placed]
     points = {name: mine for name, mine in points.items() if name not in worse_placed}
@@ -240,7 +243,7 @@ def recommended(
     alike = [arm for arm in arms if name_of(arm) in names]
 
     def worth(arm: ArmSummary) -> float:
-        """Return the points, rounded so that methods with equal maps are equal."""
+        """Return the points, rounded, so methods with equal maps have equal points."""
         return round(float(points[name_of(arm)].mean()), 6)
 
     def cost(arm: ArmSummary) -> int:
@@ -278,7 +281,7 @@ def recommended(
 
 
 def _lead(arm: ArmSummary, worse: list[str], others: int) -> str:
-    """Return by how much a method leads, as a clause.
+    """Return how far a method is ahead of the others, as a clause.
 
     Args:
         worse: the methods with fewer points.

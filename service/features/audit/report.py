@@ -22,7 +22,7 @@ from service.features.audit.summary import SHOWS_THE_PHOTO
 from service.features.report.page import data_uri, draw_bar, draw_map, page_template, write_page
 
 SHOWN: Final = 24
-"""Number of photos of which the report shows the map."""
+"""Number of photos whose maps the report shows."""
 
 
 @dataclass(frozen=True)

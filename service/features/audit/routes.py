@@ -49,7 +49,8 @@ def make_audits_router(jobs: Jobs) -> APIRouter:
             "on each: whether the map changes when the weights are random, whether its heat lies "
             "on the right photo of a grid, faithfulness, stability and time. An audit is a job: "
             "`/v1/jobs/{job}` follows, cancels and removes it, too. Parameters: `method` and "
-            "`layer` (several; else the usual ones), `evaluate` (metrics), `target`, `fit`."
+            "`layer` (several; without them, the usual ones), `evaluate` (metrics), `target`, "
+            "`fit`."
         ),
         status_code=202,
         response_model=JobDocument,
@@ -58,8 +59,8 @@ def make_audits_router(jobs: Jobs) -> APIRouter:
     )(routes.submit_audit)
     router.get(
         "/v1/audits/{job}",
-        summary="How far an audit is, and its summary",
-        description="`audit` sums up the photos that are measured by now.",
+        summary="An audit's progress and summary",
+        description="`audit` sums up the photos that have been measured so far.",
         response_model=AuditDocument,
         responses=answers(AuditDocument, problems=READING_JOBS),
     )(routes.get_audit)

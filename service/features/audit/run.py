@@ -292,7 +292,7 @@ def seconds_of(duration: str) -> float:
     """Return the seconds of a duration such as `90s`, `10m` or `1h`.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not a duration.
     """
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", duration.strip())
     if match is None or not float(match[1]):

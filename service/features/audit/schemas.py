@@ -15,7 +15,7 @@ Numbers = dict[str, float | None]
 
 
 class SimilarityRecord(Open):
-    """How alike the map of a randomised model is to the model's own map: see
+    """How similar the map of a randomised model is to the model's own map: see
     `cam.evaluation.similarity`. All are None if the randomised model has no map."""
 
     spearman: float | None = None
@@ -25,7 +25,7 @@ class SimilarityRecord(Open):
 
 
 class ArmRecord(Open):
-    """What was measured of one method at one layer, on one photo."""
+    """The measurements of one method at one layer, on one photo."""
 
     map: list[list[float]] | None = None
     """The map, scaled to 0 … 1, with at most `MAP_SIDE` positions along each side; None if the
@@ -38,8 +38,8 @@ class ArmRecord(Open):
     grids: Numbers = Field(default_factory=dict)
     """Side of a grid, such as "2" → share of the positive heat in the photo's own cell."""
     other_class: Numbers = Field(default_factory=dict)
-    """`photo`, and `grid` for the smallest grid → rank correlation of the map with the map of
-    another class of the same image, −1 … 1; 0 if that one is the same everywhere. Empty if the
+    """Image, `photo` or `grid` (the smallest grid) → rank correlation of the map with the map of
+    another class of the same image, −1 … 1; 0 if the other map is the same everywhere. Empty if the
     photo was not used for it."""
     milliseconds: float | None = None
     forwards: int | None = None
@@ -67,7 +67,7 @@ class PhotoRecord(Open):
     sanity_problem: str | None = None
     """Why the maps of randomised models could not be compared, if that was tried."""
     grid_problem: str | None = None
-    """Why the photo was in no grid, as a clause; None if it was in one."""
+    """Why the photo was not in a grid, as a clause; None if it was."""
     enlarged: bool | None = None
     """Whether grids are larger than the model's input; None if no grid was made."""
     thumbnail: str | None = None
@@ -76,7 +76,7 @@ class PhotoRecord(Open):
     measured: str | None = None
     """Time at which it was measured, in UTC."""
     made_with: dict[str, str] = Field(default_factory=dict)
-    """What the numbers depend on: versions, the device, the type of numbers, and `fit`."""
+    """What the numbers depend on: versions, the device, the dtype, and `fit`."""
 
 
 class ArmSummary(Open):
@@ -84,7 +84,7 @@ class ArmSummary(Open):
 
     method: str = Field(examples=["layercam"])
     layer: str = Field(examples=["blocks.6"])
-    photos: int = Field(description="Photos with a map.", examples=[200])
+    photos: int = Field(description="Number of photos with a map.", examples=[200])
     shows_the_model: bool | None = Field(
         description=(
             "False if the map hardly changes when the model's weights are random: it shows the "
@@ -93,7 +93,7 @@ class ArmSummary(Open):
         examples=[True],
     )
     sanity: list[dict[str, Interval | None]] = Field(
-        description="Similarity to the maps of the randomised models, a stage each.",
+        description="Similarity to the maps of the randomised models, one entry for each stage.",
         examples=[[{"absolute": {"mean": 0.47, "low": 0.4, "high": 0.53, "photos": 50}}]],
     )
     sanity_mean: Interval | None = Field(
@@ -122,9 +122,9 @@ class ArmSummary(Open):
         description="Metric → its mean over the photos.",
         examples=[{"deletion": {"mean": 0.074, "low": 0.05, "high": 0.103, "photos": 200}}],
     )
-    forwards: int | None = Field(description="Forward passes of a map.", examples=[1])
+    forwards: int | None = Field(description="Number of forward passes for a map.", examples=[1])
     milliseconds: float | None = Field(
-        description="Time of a map alone, the median.", examples=[11.2]
+        description="Median time of a map that is made alone.", examples=[11.2]
     )
     points: Interval | None = Field(
         description=(
@@ -133,7 +133,7 @@ class ArmSummary(Open):
         )
     )
     mean_map: list[list[float]] | None = Field(
-        None, description="Mean of the maps, each scaled to 0 … 1 and coarse."
+        None, description="Mean of the maps, each scaled to 0 … 1 and reduced to a coarse grid."
     )
 
 
@@ -168,7 +168,7 @@ class Finding(Open):
         examples=["eigencam@bn2 shows the photo, not the model: the map hardly changes …"]
     )
     arms: list[str] = Field(
-        default_factory=list, description="The methods that it is about, as `method@layer`."
+        default_factory=list, description="The methods that are concerned, as `method@layer`."
     )
     place: Place | None = Field(None, description="Where the model looks on every photo.")
 
@@ -195,7 +195,7 @@ class Audit(Open):
     made_with: dict[str, Any] = Field(
         default_factory=dict, description="Versions and settings that the numbers depend on."
     )
-    photos: int = Field(description="Photos that were measured.", examples=[200])
+    photos: int = Field(description="Number of photos that were measured.", examples=[200])
     failed: list[PhotoFailure] = Field(default_factory=list)
     metrics: dict[str, str] = Field(
         description="Metric → its convention.", examples=[{"deletion": "Petsiuk et al. …"}]
@@ -213,7 +213,8 @@ class Audit(Open):
         description="Baseline → metric → its mean.", examples=[{}]
     )
     chance: dict[str, float] = Field(
-        description="Side of a grid → share of the right cell for a map without knowledge.",
+        description="Side of a grid → share of the heat in the right cell, for a map that knows "
+        "nothing.",
         examples=[{"2": 0.25, "3": 0.1111}],
     )
     findings: list[Finding]

@@ -20,10 +20,10 @@ Stage = list[NDArray[np.float32] | None]
 
 @dataclass(frozen=True, eq=False)
 class Randomise(StepWork[list[Stage]]):
-    """Explains one image by models of which more and more weights are random, at background
-    priority: see `cam.evaluation.randomisation`. The result has the maps of each stage, and None
-    for a map that the changed model does not have. Other questions are answered by the model's own
-    weights meanwhile."""
+    """Explains one image by the model with more and more random weights, at background priority:
+    see `cam.evaluation.randomisation`. The result has the maps of each stage, and None for a map
+    that the changed model does not have. Meanwhile the model's own weights answer other
+    questions."""
 
     pixels: Pixels
     questions: Sequence[Question]

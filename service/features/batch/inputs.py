@@ -67,7 +67,7 @@ def open_inputs(source: str, besides: Path | None = None) -> Iterator[Inputs]:
             of the batch.
 
     Raises:
-        ConfigError: if there are no images, or `source` is none of these.
+        ConfigError: if there are no images, or `source` is not one of these.
     """
     if not source:
         raise ConfigError("INPUT is empty; the folder that you are in is called .")

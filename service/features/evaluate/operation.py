@@ -40,10 +40,11 @@ EVALUATE: Final = Operation(
     function="evaluate",
     summary="How good the maps of each image are",
     description=(
-        "Scores maps by metrics such as deletion, insertion, ROAD, ADCC and stability, beside "
-        "maps that know nothing of the model. The maps are those that `:explain` makes, or "
-        "one that is sent with the instance as `map`. Answers by `Accept`: `application/json` "
-        "(default) or `application/x-ndjson` (lines of progress, and a line for each map)."
+        "Scores maps by metrics such as deletion, insertion, ROAD, ADCC and stability, and "
+        "compares them with maps that know nothing of the model. The maps are those that "
+        "`:explain` makes, or one that is sent with the instance as `map`. `Accept` selects the "
+        "form of the answer: `application/json` (default) or `application/x-ndjson` (lines of "
+        "progress, and a line for each map)."
     ),
     parameters=EvaluateParameters,
     body=EvaluateRequest,

@@ -42,7 +42,8 @@ class EvaluateParameters(Parameters):
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["fine"] = Field(
         30,
         description=(
-            "Steps of the curves of `insertion` and `deletion`; `fine` for steps of 224 pixels."
+            "Number of steps of the curves of `insertion` and `deletion`; `fine` for steps of 224 "
+            "pixels."
         ),
     )
     deletion_to: Replacement = Field(
@@ -69,7 +70,7 @@ class EvaluateParameters(Parameters):
         gt=0,
         le=10,
         allow_inf_nan=False,
-        description="Greatest noise of `sensitivity`, in units of the preprocessed image.",
+        description="Largest noise of `sensitivity`, in units of the preprocessed image.",
     )
     squares: int = Field(
         32, ge=2, le=MOST_SAMPLES, description="Number of squares of `infidelity`."
@@ -85,9 +86,9 @@ class EvaluateParameters(Parameters):
         max_length=len(BASELINES),
         description=(
             "Maps that are scored for comparison: `random`, the map itself turned about the "
-            "centre, which is chance; a centred Gaussian (`gaussian`), an edge detector (`edges`), "
-            "and a `uniform` one, whose pixels come in random order. Each costs as many passes as "
-            "the map; an empty list has none."
+            "centre, which is chance; a centred Gaussian (`gaussian`); an edge detector (`edges`); "
+            "and a `uniform` map, whose pixels come in random order. Each costs as many passes as "
+            "the map. An empty list means none."
         ),
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of the random numbers of all metrics.")

@@ -97,8 +97,8 @@ def limit_maps(instances: Sequence[Instance[Parameters]]) -> None:
     asked = sum(instance.parameters.maps for instance in instances)
     if asked > MAX_MAPS:
         raise InvalidParameter(
-            f"the request asks for {asked} maps; at most {MAX_MAPS} are allowed: fewer images, "
-            "methods, targets or layers"
+            f"the request asks for {asked} maps; at most {MAX_MAPS} are allowed: send fewer "
+            "images, methods, targets or layers"
         )
 
 
@@ -125,9 +125,10 @@ EXPLAIN: Final = Operation(
     function="explain",
     summary="Where in each image the model sees a class",
     description=(
-        "Answers by `Accept`: `application/json` (default), `application/x-ndjson` (an "
-        "explanation a line, as each is ready), or, for exactly one map, `image/png`, "
-        "`image/jpeg`, `image/webp` (a picture) or `application/x-npy` (float32 numbers)."
+        "`Accept` selects the form of the answer: `application/json` (default), "
+        "`application/x-ndjson` (a line for each explanation, as soon as it is ready), or, for "
+        "exactly one map, `image/png`, `image/jpeg`, `image/webp` (a picture) or "
+        "`application/x-npy` (float32 numbers)."
     ),
     parameters=Parameters,
     body=ExplainRequest,

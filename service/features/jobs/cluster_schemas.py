@@ -23,20 +23,21 @@ class ClusterPlace(Open):
 
 
 class MapCluster(Open):
-    """Maps of one class whose heat lies alike."""
+    """Maps of one class whose heat lies at similar places."""
 
     cluster: int = Field(
-        description="Its number in the class, from 0, the most suspicious one first.", examples=[0]
+        description="Number of the cluster in its class, from 0, the most suspicious one first.",
+        examples=[0],
     )
     suspect: bool = Field(
         description=(
             "Whether the maps suggest that the model looks at something else than the class, such "
-            "as a watermark. It is a reason to look at the photos, and no proof."
+            "as a watermark. It is a reason to look at the photos, not a proof."
         ),
         examples=[True],
     )
     reasons: list[str] = Field(
-        description="What is true of it, in short.",
+        description="What is true of the cluster, in short.",
         examples=[["same pattern", "own place", "border", "isolated"]],
     )
     sentences: list[str] = Field(
@@ -44,7 +45,8 @@ class MapCluster(Open):
         examples=[["the heat has one pattern at one fixed place"]],
     )
     items: list[str] = Field(
-        description="The items whose maps are in it.", examples=[["cats/a.jpg", "cats/b.jpg"]]
+        description="The items whose maps are in the cluster.",
+        examples=[["cats/a.jpg", "cats/b.jpg"]],
     )
     numbers: list[int] = Field(
         description="For each entry of `items`, the index of the item's explanation, from 0.",
@@ -66,7 +68,7 @@ class MapCluster(Open):
 
 
 class OwnPlace(Open):
-    """A place of the frame at which most maps of one class lie, and those of few others."""
+    """A place of the frame at which most maps of one class lie, but few maps of other classes."""
 
     sentence: str = Field(
         description="What was found, as a sentence without a full stop.",
@@ -87,7 +89,7 @@ class ClustersOfClass(Open):
     model_config = ConfigDict(frozen=True, serialize_by_alias=True, validate_by_name=True)
 
     class_: ClusteredClass = Field(alias="class")
-    maps: int = Field(description="Number of its maps, one of each item.", examples=[312])
+    maps: int = Field(description="Number of the class's maps, one of each item.", examples=[312])
     note: str | None = Field(
         None, description="Why the maps are not split into clusters; absent if they are."
     )
@@ -106,8 +108,6 @@ class JobClusters(Open):
     """The clusters of a job's maps, the classes with suspect clusters first."""
 
     explained: int = Field(description="Number of items that are explained.", examples=[480])
-    read: int = Field(description="Number of these whose maps were read.", examples=[480])
-    note: str | None = Field(
-        None, description="Why not all of them were read; absent if they were."
-    )
+    read: int = Field(description="Number of items whose maps were read.", examples=[480])
+    note: str | None = Field(None, description="Why not all maps were read; absent if they were.")
     classes: list[ClustersOfClass]

@@ -36,7 +36,7 @@ IdempotencyKey = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ 
 class JobParameters(Parameters):
     """The parameters of `:explain` and the model, in a query or a form."""
 
-    model: str | Absent = Field(None, min_length=1, description="Without it the service's first.")
+    model: str | Absent = Field(None, min_length=1, description="Without it, the first model.")
 
 
 class SubmitQuery(JobParameters):
@@ -49,18 +49,18 @@ class SubmitQuery(JobParameters):
 
 
 class ListQuery(BaseModel):
-    limit: Whole = Field(50, ge=1, le=200, description="How many.")
+    limit: Whole = Field(50, ge=1, le=200, description="Largest number of jobs.")
     before: str | Absent = Field(None, description="Only jobs that were created before this job.")
     state: JobState | Absent = Field(None, description="Only jobs in this state.")
 
 
 class CancelQuery(BaseModel):
-    purge: Truth = Field(False, description="Remove it.")
+    purge: Truth = Field(False, description="Remove the job.")
 
 
 class ResultsQuery(BaseModel):
     after: Whole = Field(0, ge=0, le=2**31 - 1, description="Lines after this cursor.")
-    limit: Whole = Field(10_000, ge=1, le=10_000, description="Most lines.")
+    limit: Whole = Field(10_000, ge=1, le=10_000, description="Largest number of lines.")
 
 
 class ArchiveQuery(BaseModel):
@@ -70,7 +70,7 @@ class ArchiveQuery(BaseModel):
 
 
 def read_query(schema: type[Query], request: Request) -> Query:
-    """Return a request's query, of which parameters that the schema does not have are ignored.
+    """Return a request's query. Parameters that the schema does not have are ignored.
 
     Raises:
         InvalidParameter: if a parameter is wrong; it says what is allowed.

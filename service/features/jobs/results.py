@@ -177,7 +177,7 @@ def _read(folder: Folder, job: Job, finished: Finished) -> bytes:
 
 
 def _of_older(explanation: Explanation, number: int, predicted: ScoredClass | None) -> MapRecord:
-    """Return the record of a map of which only the answer is stored. It has the pixels of the
+    """Return the record of a map if only its answer is stored. The record has the pixels of the
     picture, and 8 bits unless numbers were asked for."""
     heatmap, region = explanation.heatmap, explanation.region
     height, width = heatmap.shape

@@ -46,7 +46,7 @@ CSV = "text/csv"
 PAGE = 100
 """Largest number of result lines that are read at a time."""
 PIECE_BYTES = 1_000_000
-"""Size from which on the lines that were read are sent before more are read."""
+"""Lines of at least this size are sent before more lines are read."""
 LOOK_SECONDS = 0.5
 QUIET_SECONDS = 10.0
 """Time after which an idle event stream sends a comment, so that no proxy closes it as dead."""
@@ -88,7 +88,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     )(routes.list_jobs)
     router.get(
         "/v1/jobs/{job}",
-        summary="How far a job is",
+        summary="A job's progress",
         response_model=JobDocument,
         responses=answers(JobDocument, problems=READING_JOBS),
     )(routes.get_job)
@@ -106,7 +106,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
                 example={**worked_example(JobDocument), "state": "cancelled"},
                 problems=[*READING_JOBS, 507],
             ),
-            204: {"description": "It is gone."},
+            204: {"description": "The job is removed."},
         },
         openapi_extra=takes(CancelQuery),
     )(routes.cancel_job)
@@ -115,7 +115,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         summary="A job's progress, as server-sent events",
         description=(
             "`progress` whenever something has changed, `end` when the job has ended; the data of "
-            "each is the job as `GET /v1/jobs/{job}` shows it."
+            "each event is the job as `GET /v1/jobs/{job}` shows it."
         ),
         response_class=Response,
         responses=answers(
@@ -141,7 +141,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
     )(routes.list_results)
     router.get(
         "/v1/jobs/{job}/results/{item:item}",
-        summary="What came of one item",
+        summary="The result of one item",
         response_model=ItemResult,
         responses=answers(
             ItemResult,
@@ -164,9 +164,9 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         "/v1/jobs/{job}/clusters",
         summary="Clusters of the maps of a job that has ended, the suspect ones first",
         description=(
-            "The maps of each class, grouped by where their heat lies; a cluster is suspect if its "
-            "maps have one pattern at one place of their own, as those of photos with a watermark "
-            "do. Only the maps are evidence, because the photos may be gone; the report of "
+            "The maps of each class, grouped by where their heat lies. A cluster is suspect if its "
+            "maps have one pattern at a place of their own, as maps of photos with a watermark do. "
+            "Only the maps are evidence, because the photos may be gone; the report of "
             "`gradcam batch` looks at the photos, too. Ten thousand small maps take about half a "
             "minute; a process clusters one job at a time. `text/csv` has a line for each map of "
             "the classes with at least 30; there, an id or a class that begins with =, +, -, @, a "

@@ -111,7 +111,7 @@ class Runner:
 
     @property
     def jobs_in_work(self) -> set[str]:
-        """Ids of the jobs of which items are in progress."""
+        """Ids of the jobs that have items in progress."""
         return {job for job, _ in self._in_flight.held()}
 
     def drop(self, job: str) -> None:

@@ -25,7 +25,7 @@ class Counts(Open):
 class JobDocument(Open):
     id: str = Field(examples=["019acd1b2f008a4be1c95a0df7b2"])
     kind: JobKind = Field(
-        "explain", description="`explain`, or `audit` of a job that `POST /v1/audits` began."
+        "explain", description="`explain`, or `audit` for a job that `POST /v1/audits` started."
     )
     state: JobState = Field(examples=["running"])
     model: str = Field(examples=["efficientnet-lite0"])
@@ -37,16 +37,19 @@ class JobDocument(Open):
     started: datetime | None = Field(None, examples=["2026-11-21T20:00:00.120000Z"])
     finished: datetime | None = None
     expires: datetime | None = Field(
-        None, description="When it and its results are removed; absent until it has ended."
+        None,
+        description="When the job and its results are removed; absent until the job has ended.",
     )
     rate: float | None = Field(
-        None, description="Images per second: lately, or of all.", examples=[25.1]
+        None,
+        description="Images per second: the latest ones, or all after the job has ended.",
+        examples=[25.1],
     )
     eta_seconds: float | None = Field(
-        None, description="Until it is done, at that rate.", examples=[27.3]
+        None, description="Time until the job is done, at that rate.", examples=[27.3]
     )
     stalled: str | None = Field(
-        None, description="The reason why the job makes no progress; absent while it does."
+        None, description="Why the job makes no progress; absent while it does."
     )
     warnings: list[str] = Field(default_factory=list)
 
@@ -66,7 +69,7 @@ class JobList(Open):
 class ItemAnswer(Open):
     """The answer of `:explain` for one instance."""
 
-    index: int = Field(description="Which of the job's instances, from 0.", examples=[3])
+    index: int = Field(description="Number of the job's instance, from 0.", examples=[3])
     item: str = Field(description="The instance's id.", examples=["cats/a.jpg"])
     prediction: Prediction | None = None
     explanations: list[Explanation] | None = None

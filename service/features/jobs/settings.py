@@ -15,29 +15,29 @@ class JobSettings(CoreSettings):
 
     jobs: Path | None = Field(
         None,
-        description="folder in which jobs and their results are kept; without it `gradcam/jobs` in "
-        "the user's folder for such things",
+        description="folder in which jobs and their results are kept; without it, `gradcam/jobs` "
+        "in the user's state folder",
     )
     jobs_database: str | None = Field(
         None,
-        description="SQLAlchemy's URL of a PostgreSQL database that several replicas share, with "
-        "the folder; without it SQLite in the folder",
+        description="SQLAlchemy URL of a PostgreSQL database, for several replicas that share it "
+        "and the folder; without it, SQLite in the folder",
     )
     max_jobs: int = Field(
-        100, ge=0, description="most unfinished jobs at a time; beyond it a job gets a 429"
+        100, ge=0, description="largest number of unfinished jobs; a further job gets a 429"
     )
-    max_job_items: int = Field(1_000_000, ge=1, description="most images of one job")
+    max_job_items: int = Field(1_000_000, ge=1, description="largest number of images in one job")
     max_job_bytes: int = Field(
-        2_000_000_000, ge=1, description="largest body of a job, and what an archive unpacks to"
+        2_000_000_000, ge=1, description="largest body of a job, and largest unpacked archive"
     )
     jobs_bytes: int = Field(
         20_000_000_000,
         ge=1,
-        description="most bytes of all jobs and results on the disk; above this limit new jobs "
-        "get a 507, and running jobs wait",
+        description="largest number of bytes of all jobs and results on the disk; above this limit "
+        "new jobs get a 507, and running jobs wait",
     )
     job_retention_seconds: float = Field(
-        604_800.0, gt=0, description="how long a job and its results are kept when it has ended"
+        604_800.0, gt=0, description="how long a job and its results are kept after it has ended"
     )
     inputs: Path | None = Field(
         None, description="folder below which a job may name its images by `path`"

@@ -227,7 +227,9 @@ class Calls:
             async with asyncio.timeout(self._receive_seconds), self._may_receive:
                 body = await context.read()
         except TimeoutError:
-            raise TooSlow(f"the message was not here after {self._receive_seconds:g} s") from None
+            raise TooSlow(
+                f"the message had not arrived after {self._receive_seconds:g} s"
+            ) from None
         finally:
             self._receiving -= 1
         if not isinstance(body, bytes):

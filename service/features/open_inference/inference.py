@@ -70,7 +70,7 @@ TRANSPORT: Final = frozenset(
     {"binary_data_output", "content_type", "headers", "priority", "timeout", "explain_parameters"}
     | {"sequence_id", "sequence_start", "sequence_end"}
 )
-"""Parameters of the protocol and its clients, which are none of an explanation."""
+"""Parameters of the protocol and its clients that do not belong to an explanation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,8 +280,8 @@ def _images(tensor: Tensor) -> list[bytes]:
 
 
 def _encoded(sent: bytes) -> bytes:
-    """Return an image's bytes; those that are base64, as in JSON, are decoded. No image file is
-    base64 as it is, because each format has bytes that are none of its letters."""
+    """Return an image's bytes. Base64, as in JSON, is decoded. An image file cannot be mistaken for
+    base64, because each format has bytes that are not letters of base64."""
     try:
         return decode_base64(sent.decode("ascii"))
     except ValueError:

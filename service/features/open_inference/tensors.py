@@ -71,8 +71,8 @@ class Tensor:
         return {"content_type": "base64"} if is_base64 else {}
 
     def json_data(self) -> Iterator[bytes]:
-        """Yield the elements as a list of JSON, in pieces of which each takes a thread a few
-        milliseconds: a thread that writes JSON keeps all others waiting."""
+        """Yield the elements as a JSON list, in pieces. Each piece takes a thread a few
+        milliseconds, because a thread that writes JSON keeps all others waiting."""
         if self.numbers is None:
             texts = [
                 (one if self.is_text else base64.b64encode(one)).decode() for one in self.strings
@@ -135,7 +135,7 @@ def from_list(name: str, datatype: str, shape: Sequence[int], data: Any) -> Tens
     if not all(isinstance(one, int | float) for one in elements):
         raise MalformedRequest(f"input {name!r}: an element is not a number of type {datatype}")
     dtype, given = NUMBERS[datatype], np.asarray(elements)
-    is_right = given.dtype.kind in "biuf"  # not of objects, of which one has more than 64 bits
+    is_right = given.dtype.kind in "biuf"  # it is objects if a number has more than 64 bits
     if is_right and dtype.kind != "f":  # of floats, the nearest one is taken
         with np.errstate(invalid="ignore"):
             is_right = np.array_equal(given.astype(dtype), given)

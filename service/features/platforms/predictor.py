@@ -76,7 +76,7 @@ def class_of(prediction: Any) -> int | str:
     an object of this service.
 
     Raises:
-        Unexplainable: if it is none of these.
+        Unexplainable: if it is not one of these.
     """
     if isinstance(prediction, dict) and prediction.get("classes"):
         return int(prediction["classes"][0]["index"])

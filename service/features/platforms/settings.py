@@ -68,7 +68,7 @@ PLATFORMS: Final[Mapping[str, tuple[Callable[[Environment], dict[str, Any]], tup
     "azure": (_azure, ("AZUREML_MODEL_DIR",)),
     "kserve": (_kserve, ("STORAGE_URI",)),
 }
-"""Name of a platform → its settings, and the variables by one of which it is known."""
+"""Name of a platform → its settings, and the variables that identify it (any one is enough)."""
 
 
 def _of_platform(environment: Environment, platform: str | None) -> dict[str, Any]:
@@ -146,8 +146,8 @@ class PlatformSettings(CoreSettings):
 
     load_folder: Path = Field(
         Path("/opt/ml/models"),
-        description="folder below which SageMaker may name the models that it loads, on an "
-        "endpoint with several models",
+        description="folder from which SageMaker may load models, on an endpoint with several "
+        "models",
     )
     platform: Literal["none", "sagemaker", "vertex", "azure", "kserve"] = Field(
         "none",
@@ -157,13 +157,13 @@ class PlatformSettings(CoreSettings):
     routes: Routes = Field(
         {},
         description="further addresses of routes, such as `/score=/v1/models/{model}:explain`, "
-        "with commas between them; `{model}` is the first model",
+        "separated by commas; `{model}` is the first model",
     )
     predictor_host: str | None = Field(
         None,
         min_length=1,
-        description="host of the predictor of KServe's V1 protocol, which is asked for the class "
-        "to explain where a request names none",
+        description="host of a predictor with KServe's V1 protocol; it is asked for the class to "
+        "explain if a request names none",
     )
 
     @classmethod

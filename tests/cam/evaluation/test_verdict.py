@@ -23,7 +23,7 @@ CHANCE = tuple(number / 100 for number in range(59))
             {"gaussian": 0.45, "edges": 0.3, "uniform": 0.2},
             "better than chance, a centred Gaussian and an edge detector",
         ),
-        # The uniform map is not compared with.
+        # The uniform map is left out.
         (
             "insertion",
             0.3,

@@ -232,7 +232,7 @@ def test_the_rows_and_columns_that_a_shape_may_mean(
     ("stated", "expected"),
     [
         ((5, 6), (5, 6)),
-        ((4, 7), (4, 7)),  # and two others: what the model states need be no square
+        ((4, 7), (4, 7)),  # and two others: what the model states need not be a square
         ((2, 7), (2, 7)),  # and 16 others
         ((1, 13), (5, 5)),  # 17 are too many
         ((6, 6), (5, 5)),  # there are no 36

@@ -485,7 +485,7 @@ def test_features_are_no_classes(kind: str) -> None:
     model = HEADLESS[kind]().eval()
     name, x = ("conv", images(1)) if kind != "fc = Identity" else ("layer2", images(1, size=64))
     assert resolve_reading(model, x)[0].meaning == "features"
-    with pytest.raises(NoHead, match="no head: it returns features and no scores"):
+    with pytest.raises(NoHead, match="no head: it returns features, not scores"):
         explain(model, x, layer=name)
     other = embed(model, x.flip(-1), name)
     like, unit = explain(
@@ -544,7 +544,7 @@ def test_features_without_a_trace_of_a_head_are_no_classes(kind: str) -> None:
     assert resolve_reading(model, x)[0].meaning == "features"
     given = Reading(activation="softmax")
     assert resolve_reading(model, x, given)[0].meaning != "features"
-    with pytest.raises(NoHead, match="if its outputs are scores, say so by activation"):
+    with pytest.raises(NoHead, match="if its outputs are scores, set activation"):
         explain(model, x, target=0)
 
 

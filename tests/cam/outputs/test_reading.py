@@ -159,7 +159,7 @@ def test_a_gate_of_sigmoids_is_no_ending() -> None:
     ("model", "activation", "reason"),
     [
         (Headed(1), "sigmoid", "the model's output has one logit"),
-        (Headed(1, 2), "softmax", "the model has several outputs and ends in no softmax"),
+        (Headed(1, 2), "softmax", "the model has several outputs and does not end in a softmax"),
         (Foreground(), "sigmoid", "the model's output has one logit"),
         (detector(), "none", "a detector's scores are probabilities already"),
     ],

@@ -99,7 +99,7 @@ def test_the_request_examples_work(address: str, verb: str) -> None:
     assert response.json().keys() == shown.keys()
 
 
-# A body that fits its schema may still be no image, or ask for a form that Accept rules out.
+# A body that fits its schema may still not be an image, or ask for a form that Accept rules out.
 CONFIG = {
     "parameters": {"path.model": "efficientnet-lite0"},
     "checks": {

@@ -107,7 +107,7 @@ ENTRY = '[[models]]\nname = "a"\nsource = "torchvision:resnet18"\n'
         ('[[models]]\nname = "a"\n', "models.toml: entry 1 .'a'.: key 'source' is missing"),
         (ENTRY + 'wieghts = "x"\n', "entry 1 .'a'.: unknown key 'wieghts'; did you mean 'weights'"),
         (ENTRY + 'dtype = "float8"\n', "entry 1 .'a'.: key 'dtype': 'float8' is not allowed"),
-        (ENTRY + 'activation = "relu"\n', "key 'activation': 'relu' is not allowed; it is what"),
+        (ENTRY + 'activation = "relu"\n', "key 'activation': 'relu' is not allowed; it is how"),
         (ENTRY + "output = true\n", "key 'output': True is not allowed"),
         (ENTRY + "output = -1\n", "key 'output': -1 is not allowed"),
         (ENTRY + "crop_ratio = 1.5\n", "key 'crop_ratio': 1.5 is not allowed"),

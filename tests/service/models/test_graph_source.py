@@ -297,19 +297,19 @@ IMAGES = {"images": (1, 3, 4, 4)}
             graph_of([*BODY, *LINEAR], WEIGHTS | {"kernel": CONVOLUTION[:, :1]},
                      inputs={"images": (1, 1, 4, 4)}, **HERE),
             {},
-            "the input has the shape [1,1,4,4]: 1 channels and not 3 (RGB)",
+            "the input has the shape [1,1,4,4]: 1 channels, not 3 (RGB)",
         ),
         (
             graph_of([node("Cast", ["bytes"], ["images"], to=onnx.TensorProto.FLOAT),
                       *BODY, *LINEAR], WEIGHTS, inputs={"bytes": (1, 3, 4, 4)}, **HERE,
                      kind=onnx.TensorProto.UINT8),
             {},
-            "the input is of type u8; it should be float32, of pixels that are normalised",
+            "the input is of type u8; it should be float32: normalised pixels",
         ),
         (
             graph_of([*BODY, *LINEAR], WEIGHTS, **HERE),
             {"input_size": 8},
-            "takes images of 4 × 4 pixels and no others; input_size is 8 × 8",
+            "takes only images of 4 × 4 pixels, but input_size is 8 × 8",
         ),
         (
             graph_of([*BODY, *LINEAR], WEIGHTS, outputs={"logits": (1, 2), "flat": (1, 2)}),
@@ -337,7 +337,7 @@ IMAGES = {"images": (1, 3, 4, 4)}
             graph_of([*BODY, *LINEAR, node("ArgMax", ["logits"], ["best"], axis=1)], WEIGHTS,
                      outputs={"best": (1, 1)}),
             {},
-            "the output best is of type i64, as of indices of classes",
+            "the output best is of type i64, like indices of classes",
         ),
         (
             graph_of([node("Flatten", ["images"], ["flat"]),
@@ -352,7 +352,7 @@ IMAGES = {"images": (1, 3, 4, 4)}
                       node("Add", ["one", "other"], ["features"]), *BODY[2:], *LINEAR],
                      WEIGHTS | {"more": 2 * CONVOLUTION}, **HERE),
             {"layer": "one"},
-            "'one' is not a layer at which the network can be cut: other paths lead around it",
+            "'one' is not a layer at which the network can be cut: other paths bypass it",
         ),
         (
             graph_of([*BODY, *LINEAR], WEIGHTS, **HERE),

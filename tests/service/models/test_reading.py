@@ -78,7 +78,7 @@ def ask(client: TestClient, model: str, **parameters: Any) -> tuple[Any, Any]:
         ("tumour", "sigmoid", "the model's output has one logit", 2, ["not tumour", "tumour"]),
         ("multilabel", "sigmoid", "it is set in the model's entry", 5, []),
         ("softmaxed", "none", "the model ends in a softmax", 2, []),
-        ("paired", "softmax", "the model has several outputs and ends in no", 4, []),
+        ("paired", "softmax", "the model has several outputs and does not end in", 4, []),
         ("foreground", "sigmoid", "the model's output has one logit", 2, ["good", "bad"]),
     ],
 )

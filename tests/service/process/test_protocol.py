@@ -76,7 +76,7 @@ async def test_who_drips_is_told_that_it_was_too_slow(begin: bytes) -> None:
         assert SHORT * 0.9 < monotonic() - began < SOON
         dripping.cancel()
         await asyncio.wait([dripping])
-        assert house.refusals == ["the request came in too slowly"]
+        assert house.refusals == ["the request arrived too slowly"]
         kinds = [message["type"] for message in house.heard[-1:]]
         assert kinds == (["http.disconnect"] if b"POST" in begin else [])
 

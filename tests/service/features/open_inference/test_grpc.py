@@ -269,7 +269,7 @@ def test_a_call_whose_message_never_comes_ends_and_holds_up_nobody() -> None:
         assert ended(call(iter([b""])))[0] is grpc.StatusCode.NOT_FOUND
         assert ended(call(iter([])))[1] == "the call has no message"
     assert {code for code, _ in told} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-    assert "was not here after 1 s" in told[0][1]
+    assert "had not arrived after 1 s" in told[0][1]
 
 
 @pytest.mark.slow
