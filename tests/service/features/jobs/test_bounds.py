@@ -49,7 +49,7 @@ def test_results_beyond_the_share_of_the_disk_wait(tmp_path: Path) -> None:
         def stalls() -> bool:
             counts = client.get(f"/v1/jobs/{job}").json()["counts"]
             done = share / result / 2 < counts["done"] < share / result + 2 * AT_ONCE
-            return done and counts["failed"] == 0
+            return bool(done and counts["failed"] == 0)
 
         stays(stalls, 1)
         refused = client.post("/v1/jobs", content=body, headers=ZIP)

@@ -76,7 +76,7 @@ def test_a_model_that_goes_leaves_its_items_undone(tmp_path: Path) -> None:
             document = client.get(job).json()
             counts = document["counts"]
             few = counts["failed"] == 0 and counts["done"] <= 2 + LEASE_ITEMS
-            return few and document["state"] == "running"
+            return bool(few and document["state"] == "running")
 
         waiting.stays(is_left, 1)  # in which whoever waited for its turn has it
 
