@@ -358,6 +358,9 @@ async def test_a_closed_watch_does_nothing_more(
     assert ended == ["cancelled"]
     watch.sample([NOTHING], explain)
     note(watch, 60)
+    idle = Watch(watched, Metrics())  # of which no comparison was to come
+    await idle.close()
+    note(idle, 60)
     await stays_async(lambda: calls == [60], 0.1)
     left = {task.get_name() for task in asyncio.all_tasks()}
     assert not left & {"explain a sample", "compare with the reference"}
