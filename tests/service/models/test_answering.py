@@ -458,7 +458,7 @@ def test_processes_stream_and_stop_when_the_caller_leaves(tmp_path: Path) -> Non
             next(stream.iter_lines())
         until(lambda: answered() > before)  # it is known that the caller has left
         made = passes()
-        assert made - begun < 40  # of 125
+        assert made - begun < 100  # of 125, of which the last 64 are occlusion's
         stays(lambda: passes() <= made + 1, 1.5)  # one was under way
 
 
