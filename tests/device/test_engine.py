@@ -21,6 +21,7 @@ from service.engine.lifecycle import ModelLifecycle
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 QUESTION = Question((ClassTarget(1),), "gradcam", ("relu2",))
@@ -92,9 +93,7 @@ async def test_a_kernel_that_hangs_costs_its_own_request(device: torch.device) -
         with pytest.raises(Unavailable) as caught:
             await engine.ask(Explain(WHITE, [QUESTION]))
         assert caught.value.blamed == "batch"
-        async with asyncio.timeout(LONG):
-            while not lifecycle.ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_async(lambda: lifecycle.ready, LONG)
         (other,) = lifecycle.replicas.engines
         assert other is not engine
         again = await other.ask(asked(1))

@@ -17,6 +17,7 @@ import pytest
 from tests.ray.stage import PNG, ask
 from tests.service.conftest import ELSEWHERE, MODEL, encoded, noise
 from tests.service.http.test_bad_input import check
+from tests.waiting import stays
 
 URL = ELSEWHERE or ""
 SLOW, NARROW = f"{URL}/slow", f"{URL}/narrow"
@@ -91,8 +92,8 @@ def test_who_leaves_is_not_worked_for() -> None:
             leaving.sendall(head.encode() + photo)
             time.sleep(0.3)
         assert busy.result()["status"] == 200
-        time.sleep(1)  # in which it would have been worked for
-        assert batches(http, "slow") == before + 3
+        # It would have been worked for in the meantime.
+        stays(lambda: batches(http, "slow") == before + 3, 1)
         assert 'gradcam_queue_depth{model="slow"} 0.0' in http.get("/metrics").text
 
 

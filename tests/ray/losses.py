@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from tests.service.conftest import encoded, noise
+from tests.waiting import until
 
 PHOTOS = 400
 BAD = 7
@@ -128,13 +128,14 @@ def _when(output: Path, name: str) -> int | None:
 
 
 def _until(done: Any, driver: subprocess.Popen[str] | None = None) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not done():
+    def is_done() -> bool:
+        if done():
+            return True
         if driver is not None and driver.poll() is not None:
             raise AssertionError(f"too early: {driver.communicate()[0]}")
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not after {WAIT_SECONDS} s")
-        time.sleep(0.05)
+        return False
+
+    until(is_done, WAIT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import psutil
 
 from tests.service.conftest import SLOW, encoded, noise
 from tests.service.live import ROOT, free_port
+from tests.waiting import until
 
 LOOPBACK = "ip link set lo up 2>/dev/null || ifconfig lo up; exec "
 ALONE = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -211,11 +212,12 @@ def status(serve: Any) -> dict[str, str]:
 
 
 def running(serve: Any) -> None:
-    until = time.monotonic() + START_SECONDS
-    while set(found := status(serve).values()) != {"RUNNING"} or len(found) < 3:
-        assert "DEPLOY_FAILED" not in found, serve.status()
-        assert time.monotonic() < until, serve.status()
-        time.sleep(0.5)
+    def all_run() -> bool:
+        found = status(serve)
+        assert "DEPLOY_FAILED" not in found.values(), serve.status()
+        return set(found.values()) == {"RUNNING"} and len(found) >= 3
+
+    until(all_run, START_SECONDS)
 
 
 def ask(url: str, seed: int, images: int = 1, passes: int = 1) -> dict[str, Any]:
@@ -254,8 +256,8 @@ def kill(url: str) -> list[dict[str, Any]]:
             if any("ServeReplica:narrow" in word for word in process.info["cmdline"] or ()):
                 process.kill()
         answers = [future.result()]
-    until = time.monotonic() + START_SECONDS
-    while answers[-1]["status"] != 200 and time.monotonic() < until:
+    latest = time.monotonic() + START_SECONDS
+    while answers[-1]["status"] != 200 and time.monotonic() < latest:
         time.sleep(0.5)
         answers.append(ask(url, 61 + len(answers)))
     return answers

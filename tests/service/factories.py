@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.cam.nets import (
     segmenter,
     small,
 )
+from tests.waiting import hang
 
 __all__ = ["detector", "segmenter"]
 
@@ -164,8 +164,8 @@ def foreground() -> nn.Module:
 
 
 def sluggish() -> nn.Module:
-    """Takes a minute to build."""
-    time.sleep(60)
+    """Is never built."""
+    hang()
     return slow()
 
 
@@ -248,7 +248,7 @@ def stating_too_small() -> tuple[nn.Module, dict[str, object]]:
 def forking() -> nn.Module:
     """A process that has been forked holds every file of this one open."""
     if os.fork() == 0:
-        time.sleep(60)
+        hang()
         os._exit(0)
     return Small().eval()
 

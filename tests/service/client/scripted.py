@@ -71,7 +71,7 @@ class Script:
         self.answer = answer
         self.asked: list[Asked] = []
         self.errors: list[BaseException | None] = []
-        self.busy = self.busiest = self.connections = 0
+        self.busy = self.busiest = self.replied = self.connections = 0
         self.address = ""
         self._lock = threading.Lock()
 
@@ -133,6 +133,7 @@ def scripted(answer: Callable[[Asked], Reply]) -> Iterator[Script]:
             finally:
                 script.add(busy=-1)
             self._reply(reply)
+            script.add(replied=1)
 
         do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - as http.server names them
 

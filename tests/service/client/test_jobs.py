@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 import time
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -440,19 +441,22 @@ def test_who_stops_listening_leaves_no_connection(
 ) -> None:
     with open_client(script.address) as client:
         job = client.submit([b"x"] * 10)
-        kept = script.connections
+        left = threading.Event()
 
-        def slowly() -> Iterator[bytes]:
-            for chunk in jobs._events(jobs.jobs["j0"]):
+        def held() -> Iterator[bytes]:
+            for turn, chunk in enumerate(jobs._events(jobs.jobs["j0"])):
                 yield chunk
-                time.sleep(0.05)
+                if turn == 1:
+                    left.wait(10)
 
         kind = {"Content-Type": "text/event-stream"}
-        jobs.trouble = [("/events", Reply(headers=kind, chunks=slowly()))]
+        jobs.trouble = [("/events", Reply(headers=kind, chunks=held()))]
         events = job.events()
         next(events)
+        assert script.connections == 1
         events.close()
-        until(lambda: script.connections <= kept, 5)
+        left.set()
+        until(lambda: not script.connections, 5)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import base64
 import gc
 import math
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -133,9 +134,9 @@ def test_what_would_come_too_late_is_not_waited_for(kind: str) -> None:
         scripted(lambda asked: problem(503, "loading", Retry_After="30")) as script,
         pytest.raises(Overloaded) as caught,
     ):
-        models(kind, script.address, timeout=2)
+        models(kind, script.address, timeout=20)
     assert len(script.asked) == 1
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert caught.value.retry_after == 30
 
 
@@ -150,16 +151,17 @@ def test_nobody_there_is_said_plainly(kind: str) -> None:
 
 @both
 def test_the_time_is_for_all_tries_together(kind: str) -> None:
-    begun = time.monotonic()
+    given_up = threading.Event()
 
-    def never(asked: Asked) -> Reply:
-        time.sleep(1.5)
+    def late(asked: Asked) -> Reply:
+        given_up.wait(10)
         return MODELS
 
-    with scripted(never) as script, pytest.raises(Unreachable):
-        models(kind, script.address, timeout=0.5)
+    with scripted(late) as script:
+        with pytest.raises(Unreachable):
+            models(kind, script.address, timeout=0.5)
+        given_up.set()
     assert len(script.asked) == 1
-    assert time.monotonic() - begun < 3
 
 
 @both
@@ -171,19 +173,22 @@ def test_a_day_is_not_too_long(kind: str) -> None:
 
 @both
 def test_an_answer_that_drips_ends_with_the_time(kind: str) -> None:
+    dropped_all = False
+
     def drops() -> Iterator[bytes]:
+        nonlocal dropped_all
         with suppress(OSError):
             for _ in range(100):
                 time.sleep(0.1)
                 yield b" "
+            dropped_all = True
 
-    begun = time.monotonic()
     with (
         scripted(lambda asked: Reply(chunks=drops())) as script,
         pytest.raises(Unreachable, match="too slowly"),
     ):
         models(kind, script.address, timeout=0.5)
-    assert time.monotonic() - begun < 3
+    assert not dropped_all
 
 
 @both

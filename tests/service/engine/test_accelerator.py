@@ -24,7 +24,7 @@ from service.engine import engine as engine_module
 from service.engine.engine import Engine
 from service.loading.served_model import ServedModel
 from service.models.preprocessing import ModelInput
-from tests.waiting import until_async
+from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.anyio
 GRADCAM = Question((ClassTarget(),), "gradcam", (LAYER,))
@@ -99,8 +99,7 @@ async def test_the_device_has_its_next_batch_before_it_is_done(
             engine.batcher.interactive_batch = 8
             asked = [asyncio.create_task(engine.ask(Explain(p, (GRADCAM,)))) for p in photos[:24]]
             await until_async(lambda: len(device.sizes) == 2)
-            await asyncio.sleep(0.1)
-            assert device.sizes == [8, 8]
+            await stays_async(lambda: device.sizes == [8, 8], 0.1)
             assert not any(task.done() for task in asked)
             device.done.release(3)
             await asyncio.gather(*asked)
@@ -146,8 +145,7 @@ async def test_requests_are_answered_while_the_fast_path_is_prepared(
         assert not engine.is_fast("gradcam")
         before = the(await engine.ask(Explain(photos[0], (GRADCAM,))))
         job = asyncio.create_task(engine.ask(Explain(photos[0], (GRADCAM,), "background")))
-        await asyncio.sleep(0.1)
-        assert not job.done()  # all maps of a job are made by one path
+        await stays_async(lambda: not job.done(), 0.1)  # all maps of a job are made by one path
         path.allowed.set()
         same = the(await job)
         assert told == [1]

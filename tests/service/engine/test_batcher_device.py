@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from service.engine.batcher import Batcher, BatcherClosed
-from tests.waiting import until_async
+from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -44,8 +44,8 @@ async def test_the_next_batch_is_given_while_the_device_computes() -> None:
     async with Batcher(device, max_batch=2, max_queue=8) as batcher:
         futures = [batcher.submit(item) for item in range(6)]
         await until_async(lambda: len(device.given) == 2)
-        await asyncio.sleep(0.05)
-        assert device.given == [[0, 1], [2, 3]]  # one is computed, one waits for the device
+        # One is computed, one waits for the device.
+        await stays_async(lambda: device.given == [[0, 1], [2, 3]], 0.05)
         assert batcher.load == 6
         device.allowed.release(1)
         assert [(await future).value for future in futures[:2]] == [0, 2]
@@ -62,8 +62,7 @@ async def test_a_smaller_batch_waits_and_grows() -> None:
         first = [batcher.submit(item) for item in range(3)]
         await until_async(lambda: bool(device.given))
         second = [batcher.submit(item) for item in (3, 4)]
-        await asyncio.sleep(0.05)
-        assert device.given == [[0, 1, 2]]
+        await stays_async(lambda: device.given == [[0, 1, 2]], 0.05)
         second.append(batcher.submit(5))
         await until_async(lambda: len(device.given) == 2)
         third = batcher.submit(6)

@@ -26,7 +26,7 @@ from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.models.labels import Labels
-from tests.waiting import settled, until_async
+from tests.waiting import settled, stays_async, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -299,8 +299,7 @@ async def test_metrics_catch_up_after_a_burst(
     await settled()
     assert calls == [60]
     await until_async(lambda: calls == [60, 120])
-    await asyncio.sleep(0.6)
-    assert calls == [60, 120]  # nothing is new
+    await stays_async(lambda: calls == [60, 120], 0.6)  # nothing is new
     found = await watch.drift()
     assert found.comparison is not None
     moved = len(found.comparison.moved)
@@ -347,7 +346,7 @@ async def test_a_closed_watch_does_nothing_more(
 
     async def explain(question: Question) -> ServedAnswer:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ended.append("cancelled")
             raise
@@ -360,7 +359,9 @@ async def test_a_closed_watch_does_nothing_more(
     assert ended == ["cancelled"]
     watch.sample([NOTHING], explain)
     note(watch, 60)
-    await asyncio.sleep(0.1)
-    assert calls == [60]
+    idle = Watch(watched, Metrics())  # of which no comparison was to come
+    await idle.close()
+    note(idle, 60)
+    await stays_async(lambda: calls == [60], 0.1)
     left = {task.get_name() for task in asyncio.all_tasks()}
     assert not left & {"explain a sample", "compare with the reference"}

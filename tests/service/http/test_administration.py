@@ -26,7 +26,7 @@ from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE, TINY
-from tests.waiting import until
+from tests.waiting import stays, until
 
 HERE = "factory:tests.service.http.test_administration"
 NEW: dict[str, Any] = {"name": "new", "source": "factory:tests.service.factories:tiny", **TINY}
@@ -236,15 +236,15 @@ def test_a_model_of_the_catalog_that_still_loads_may_leave(tmp_path: Path, leave
     """The first one is being built, and the second one waits for it."""
     may_build.clear()
     entries = [ModelEntry(name=name, source=f"{HERE}:held", **TINY) for name in ("first", "second")]
-    stays = "second" if leaves == "first" else "first"
+    other = "second" if leaves == "first" else "first"
     with served(tmp_path, *entries, wait=False) as client:
         assert building.wait(SECONDS)
         assert client.delete(f"/v1/models/{leaves}").status_code == 204
         may_build.set()
-        answered(client, 200, f"/v1/models/{stays}")
+        answered(client, 200, f"/v1/models/{other}")
         answered(client, 200, "/readyz")
-        time.sleep(0.5)  # in which what has left would come back
-        assert client.get("/v1/models").json() == {"models": [stays]}
+        left = {"models": [other]}
+        stays(lambda: client.get("/v1/models").json() == left, 0.5)  # it does not come back
         assert traces(client, leaves) == []
 
 
@@ -368,7 +368,7 @@ def test_one_that_is_removed_while_it_loads_ends_nothing(tmp_path: Path) -> None
         assert building.wait(SECONDS)
         with ThreadPoolExecutor(1) as threads:
             leaving = threads.submit(client.delete, "/v1/models/late")
-            time.sleep(0.2)
+            until(lambda: client.get("/v1/models/late").status_code == 404)
             may_build.set()
             assert leaving.result().status_code == 204
         wait_until_ready(client)

@@ -36,6 +36,7 @@ from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values
 from tests.service.live import ROOT, serving
 from tests.service.test_readme import alike
+from tests.waiting import stays, until
 
 SCENE = Scene(
     (Thing("red", "circle", 0.25, 0.4, 0.16), Thing("blue", "square", 0.75, 0.6, 0.17)),
@@ -437,24 +438,28 @@ def test_processes_stream_and_stop_when_the_caller_leaves(tmp_path: Path) -> Non
         lines = post(http, accept="application/x-ndjson", question=QUESTION).text.splitlines()
         assert len(lines) == len(SAID.split()) + 1
 
+        def told(pattern: str) -> float:
+            return sum(map(float, re.findall(rf"(?m)^{pattern} (\S+)", http.get("/metrics").text)))
+
         def passes() -> float:
-            found = re.search(
-                r'gradcam_batch_size_count\{model="shapes"\} (\S+)', http.get("/metrics").text
-            )
-            return float(found[1]) if found else 0.0
+            return told(r'gradcam_batch_size_count\{model="shapes"\}')
+
+        def answered() -> float:
+            return told(r"gradcam_requests_total\{.*:answer.*\}")
 
         path, headers = "/v1/models/shapes:answer", {"Content-Type": "image/png"}
         headers["Accept"] = "application/x-ndjson"
         query = {"question": QUESTION, "method": "occlusion", "answer": "a red circle " * 20}
+        before, begun = answered(), passes()
         with (
             httpx2.Client(base_url=str(http.base_url)) as leaving,
             leaving.stream("POST", path, content=PICTURE, params=query, headers=headers) as stream,
         ):
             next(stream.iter_lines())
-        time.sleep(0.5)
-        before = passes()
-        time.sleep(1)
-        assert passes() == before
+        until(lambda: answered() > before)  # it is known that the caller has left
+        made = passes()
+        assert made - begun < 100  # of 125, of which the last 64 are occlusion's
+        stays(lambda: passes() <= made + 1, 1.5)  # one was under way
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +49,13 @@ class Caller:
 
     async def say(self, data: bytes) -> None:
         await self._loop.sock_sendall(self._socket, data)
+
+    async def drip(self, data: bytes, pieces: Iterable[bytes], pause: float) -> None:
+        """Say some of it at once, and then piece by piece with a pause before each."""
+        await self.say(data)
+        for piece in pieces:
+            await asyncio.sleep(pause)
+            await self.say(piece)
 
     async def hear(self, size: int = 1 << 20) -> bytes:
         """What has come, b"" once the server has hung up."""

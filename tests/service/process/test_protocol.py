@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import repeat
 from time import monotonic
 
 import pytest
@@ -16,14 +17,13 @@ from tests.service.process.callers import (
     HELLO,
     KEEP_ALIVE,
     LARGE,
-    LATER,
     SHORT,
     SOON,
     VAST,
     serving,
     upload,
 )
-from tests.waiting import until_async
+from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -64,14 +64,7 @@ async def test_who_drips_is_told_that_it_was_too_slow(begin: bytes) -> None:
     async with serving() as house:
         caller = await house.caller()
         began = monotonic()
-
-        async def drip() -> None:
-            await caller.say(begin)
-            while True:
-                await asyncio.sleep(SHORT / 10)
-                await caller.say(b"x")
-
-        dripping = asyncio.create_task(drip())
+        dripping = asyncio.create_task(caller.drip(begin, repeat(b"x"), SHORT / 10))
         assert await caller.refused() == (408, "too-slow")
         assert SHORT * 0.9 < monotonic() - began < SOON
         dripping.cancel()
@@ -87,13 +80,8 @@ async def test_a_long_body_has_the_time_that_it_takes_at_the_least_rate(
     monkeypatch.setattr(protocol, "LEAST_RATE", 1000)
     async with serving() as house:
         caller = await house.caller()
-        began = monotonic()
-        await caller.say(upload(20 * 300))
-        for _ in range(20):
-            await asyncio.sleep(SHORT / 8)
-            await caller.say(b"x" * 300)
+        await caller.drip(upload(20 * 300), [b"x" * 300] * 20, SHORT / 8)  # more than twice SHORT
         assert (await caller.answer())[1] == b"6000"
-        assert monotonic() - began > 2 * SHORT
 
 
 @pytest.mark.slow
@@ -104,8 +92,8 @@ async def test_a_body_has_its_time_where_the_app_held_it_up(
     async with serving() as house:
         caller = await house.caller()
         await caller.say(upload(100_000, b"/later") + bytes(90_000))
-        await asyncio.sleep(LATER + SHORT * 0.7)
-        await caller.say(bytes(10_000))
+        await until_async(lambda: house.heard)
+        await caller.drip(b"", [bytes(10_000)], SHORT * 0.7)
         assert (await caller.answer())[1] == b"100000"
 
 
@@ -115,7 +103,7 @@ async def test_every_request_of_a_connection_has_its_own_time() -> None:
         for _ in range(2):
             await caller.say(HELLO)
             assert (await caller.answer())[0].startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(SHORT * 1.3)
+            await stays_async(lambda: house.server.server_state.connections, SHORT * 1.3)
         await caller.say(b"GET / HT")
         assert await caller.refused() == (408, "too-slow")
 
@@ -233,10 +221,8 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_dropped() -> None:
 async def test_a_client_that_reads_slowly_gets_all_of_its_answer() -> None:
     async with serving() as house:
         caller = await house.caller()
-        began = monotonic()
         await caller.say(LARGE % VAST)
-        await caller.takes_its_time_over(VAST)
-        assert monotonic() - began > 2 * SHORT
+        await caller.takes_its_time_over(VAST)  # more than twice SHORT
         assert house.refusals == []
 
 
@@ -253,9 +239,9 @@ async def test_nor_one_that_had_a_smaller_answer_before() -> None:
         caller = await house.caller()
         await caller.say(LARGE % 8_000_000)
         assert len((await caller.answer())[1]) == 8_000_000
-        await asyncio.sleep(SHORT * 0.8)
+        await stays_async(lambda: not house.refusals, SHORT * 0.8)
         await caller.say(LARGE % VAST)
-        await asyncio.sleep(SHORT * 0.4)
+        await stays_async(lambda: not house.refusals, SHORT * 0.4)
         assert len((await caller.answer())[1]) == VAST
         assert house.refusals == []
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +21,7 @@ from PIL import Image
 from service.process import child
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving, starting, until_ready
-from tests.waiting import until
+from tests.waiting import hang, until
 
 TINY = 'weights = "none"\ninput_size = 8\nname = "m"\nsource = "factory:tests.service.factories:{}"'
 PNG = {"Content-Type": "image/png"}
@@ -151,8 +150,8 @@ def test_a_process_that_dies_is_replaced_though_one_that_it_forked_lives(tmp_pat
                     each.kill()
 
 
-def _sleep(sending: Connection) -> None:
-    time.sleep(60)
+def _hang(sending: Connection) -> None:
+    hang()
 
 
 @pytest.mark.anyio
@@ -170,7 +169,7 @@ async def test_a_process_that_hangs_before_its_first_word_is_killed(
         raise AssertionError("it said a word")
 
     context = multiprocessing.get_context("spawn")
-    hanging = child.Child("it", context, _sleep, (), listening=nothing, ended=note)
+    hanging = child.Child("it", context, _hang, (), listening=nothing, ended=note)
     async with asyncio.timeout(20):
         assert await hanging.live() == (-signal.SIGKILL, False)
     assert len(ended) == 1
@@ -193,7 +192,7 @@ def test_sigterm_does_not_wait_for_a_model_that_loads(tmp_path: Path) -> None:
     with starting("--models", catalog(tmp_path, "sluggish")) as (process, http):
         wait_until_it_says(http, "still loading: m")
         process.terminate()
-        assert process.wait(20) == 0  # the model takes a minute
+        assert process.wait(20) == 0
 
 
 def wait_until_it_says(http: httpx2.Client, detail: str) -> None:

@@ -39,7 +39,7 @@ from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
 from tests.service.rpc.fake import DRIFT, FakeBackend, FakeModel, info, reached, served
-from tests.waiting import until_async
+from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.anyio
 SEEN = ModelInput(np.arange(192, dtype=np.uint8).reshape(8, 8, 3), Box(0, 0, 8, 8), b"digest")
@@ -221,8 +221,7 @@ async def test_models_are_added_and_removed(pair: tuple[FakeBackend, RemoteBacke
     assert fake.added == [ModelEntry(name="n", source="torchvision:resnet18", weights="none")]
     in_work = [2]
     removing = asyncio.create_task(remote.remove("n", lambda: in_work[0]))
-    await asyncio.sleep(0.2)
-    assert not removing.done(), "images of it are in work here"
+    await stays_async(lambda: not removing.done(), 0.2)  # images of it are in work here
     in_work[0] = 0
     await asyncio.wait_for(removing, 5)
     assert remote.names == ["m"]
@@ -257,19 +256,22 @@ async def test_few_images_are_observed_at_a_time(
     pair: tuple[FakeBackend, RemoteBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, remote = pair
-    now = most = 0
+    asked = 0
+    may_end = asyncio.Event()
 
     async def observe(work: Work[Any], *, progress: object) -> Any:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0.01)
-        now -= 1
+        nonlocal asked
+        asked += 1
+        await may_end.wait()
 
     monkeypatch.setattr(fake.models["m"], "ask", observe)
     work = Observe(SEEN.pixels, ("layer",), ClassTarget(1))
-    await asyncio.gather(*(remote.replicas("m").ask(work) for _ in range(9)))
-    assert most == OBSERVED_AT_ONCE
+    asking = [asyncio.create_task(remote.replicas("m").ask(work)) for _ in range(9)]
+    await until_async(lambda: asked == OBSERVED_AT_ONCE)
+    await stays_async(lambda: asked == OBSERVED_AT_ONCE, 0.1)
+    may_end.set()
+    await asyncio.gather(*asking)
+    assert asked == len(asking)
 
 
 async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_next(

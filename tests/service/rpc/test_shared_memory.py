@@ -24,7 +24,7 @@ from service.rpc.frames import APART_BYTES, BEHIND, LENGTH, PART, PARTS
 from service.rpc.messages import Returned, codec
 from service.rpc.shared_memory import PAGE, SIZE, OthersMemory, SharedMemory
 from tests.service.rpc.fake import FakeBackend, reached, served
-from tests.waiting import until_async
+from tests.waiting import settled, until_async
 
 pytestmark = [
     pytest.mark.anyio,
@@ -201,9 +201,9 @@ async def test_a_cancelled_call_keeps_its_place_until_the_engine_has_done_with_i
     model.going_on.clear()
     ask = remote.replicas("m").ask
     late, early = (asyncio.create_task(ask(Explain(photo(seed), (QUESTION,)))) for seed in (0, 1))
-    await asyncio.sleep(0)  # both are sent, and one is taken back before the engine has seen it
+    await settled(1)  # both are sent, and one is taken back before the engine has seen it
     early.cancel()
-    await asyncio.sleep(0)
+    await settled(1)
     assert memories.used == 2
     await until_async(lambda: memories.used == 1)
     await until_async(lambda: len(model.asked) >= 1)

@@ -98,10 +98,10 @@ def test_what_fails_between_writing_and_renaming_leaves_the_former_rows(
 KILLED = """
 import sys
 import threading
-import time
 from pathlib import Path
 from service.features.batch.parts import Parts
 from service.pipeline.rows import Row
+from tests.waiting import hang
 
 reached = threading.Semaphore(0)
 
@@ -110,7 +110,7 @@ def stopping(method, folder):
     def stop(path, *arguments, **options):
         if folder in path.parts:
             reached.release()
-            time.sleep(60)
+            hang()
         return method(path, *arguments, **options)
 
     return stop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from sqlalchemy import Engine, event
 from service.features.jobs.janitor import enlisted
 from service.features.jobs.records import Leased
 from tests.service.features.jobs.desk import Desk, desk_at
+from tests.waiting import hang
 
 NAME = "mortal"
 DOCUMENT = b'{"index":%d}' + b" " * 10_000
@@ -30,7 +30,7 @@ def live(folder: Path, moment: str, said: Connection) -> None:
         if moment == "hold":
             desk.lease(NAME, 4)
             said.send("leased")
-            time.sleep(600)
+            hang()
         elif moment == "receive":
             receive(desk, said)
         else:
@@ -73,4 +73,4 @@ def receive(desk: Desk, said: Connection) -> None:
         blob.sync()
         incoming.flush()
         said.send("received")
-        time.sleep(600)
+        hang()

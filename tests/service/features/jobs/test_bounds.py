@@ -6,7 +6,6 @@ import base64
 import json
 import select
 import socket
-import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.service.features.jobs.conftest import TINY, app_with
 from tests.service.features.jobs.desk import desk_at
 from tests.service.features.jobs.forms import NDJSON, ZIP, accepted, check, inline, lines, zipped
 from tests.service.features.jobs.test_postgres import http
-from tests.waiting import until
+from tests.waiting import stays, until
 
 JSON = {"Content-Type": "application/json"}
 DOT = inline(encoded(noise(9, 9)))
@@ -46,10 +45,13 @@ def test_results_beyond_the_share_of_the_disk_wait(tmp_path: Path) -> None:
         job = accepted(client.post("/v1/jobs", params=query, content=body, headers=ZIP))["id"]
         stalled = until(lambda: client.get(f"/v1/jobs/{job}").json().get("stalled"), 60)
         assert f"at most {share} are allowed; delete one" in stalled
-        time.sleep(1)
-        document = client.get(f"/v1/jobs/{job}").json()
-        assert share / result / 2 < document["counts"]["done"] < share / result + 2 * AT_ONCE
-        assert document["counts"]["failed"] == 0
+
+        def stalls() -> bool:
+            counts = client.get(f"/v1/jobs/{job}").json()["counts"]
+            done = share / result / 2 < counts["done"] < share / result + 2 * AT_ONCE
+            return bool(done and counts["failed"] == 0)
+
+        stays(stalls, 1)
         refused = client.post("/v1/jobs", content=body, headers=ZIP)
         check(refused, 507, "insufficient-storage", f"at most {share} are allowed; delete one")
         # What is finished may be deleted, and the others go on where there is room for them.

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,7 +26,7 @@ from service.features.jobs.janitor import Janitor, bury_dead, enlisted
 from service.features.jobs.job_files import Folder
 from tests.service.features.jobs.desk import Desk, desk_at
 from tests.service.features.jobs.mortal import DOCUMENT, MOMENTS, NAME, live
-from tests.waiting import until_async
+from tests.waiting import stays_async, until_async
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def test_what_a_dead_process_was_receiving_goes_with_its_files(desk: Desk, tmp_p
         (name,) = (Path(each).name for each in before if each.startswith("blobs"))
         assert desk.rows(name) == {"jobs": 1, "items": 3, "results": 0}
         other.kill()
-    look_after(desk)
+    look_after(desk, lambda: files(tmp_path) == [str(Path("runners", "me.lock"))])
     assert files(tmp_path) == []
     assert desk.rows(name) == {"jobs": 0, "items": 0, "results": 0}
 
@@ -231,23 +231,26 @@ def test_who_could_not_be_heard_itself_takes_nobody_for_dead(
         async with looked_after(desk):
             desk.store.enlist("other")
             desk.hush("other")
-            await asyncio.sleep(1.2)
+
+            def lives() -> bool:
+                return "other" in desk.store.runners()
+
+            await stays_async(lives, 1.2)
             away = True
-            await asyncio.sleep(1.2)
+            await stays_async(lives, 1.2)
             away = False
-            await asyncio.sleep(1.0)
-            assert "other" in desk.store.runners()  # though silent for 3.4 s, and more
+            await stays_async(lives, 1.0)  # though silent for 3.4 s, and more
             await until_async(lambda: desk.store.runners() == {"me"}, 30)
 
     asyncio.run(run())
 
 
-def look_after(desk: Desk) -> None:
-    """As a service does when it comes up, and some moments long."""
+def look_after(desk: Desk, done: Callable[[], bool]) -> None:
+    """As a service does when it comes up, until that has been done."""
 
     async def run() -> None:
         async with looked_after(desk):
-            await asyncio.sleep(0.5)
+            await until_async(done)
 
     asyncio.run(run())
 

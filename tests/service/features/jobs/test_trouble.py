@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -133,8 +132,7 @@ def test_a_disk_that_fills_up_stops_a_job_until_there_is_room(
         assert "room" in stalled["stalled"] or "disk" in stalled["stalled"]
         assert str(disk) not in stalled["stalled"]
         before = lines(client, job)
-        time.sleep(1.5)
-        assert client.get(job).json()["counts"] == stalled["counts"]
+        waiting.stays(lambda: client.get(job).json()["counts"] == stalled["counts"], 1.5)
         ballast.remove()
         document = until_done(client, job)
         assert "stalled" not in document
@@ -251,7 +249,7 @@ def test_a_database_that_goes_away_and_comes_back(tmp_path: Path, whole: dict[st
             assert answer.status_code == 503, answer.text
             assert "does not answer" in answer.json()["detail"]
             assert post(client, PHOTOS[:1]).status_code == 503
-            time.sleep(1.5)
+            waiting.stays(lambda: client.get(job).status_code == 503, 1.5)
             server.start()
         assert until_done(client, job)["counts"]["done"] == 24
         assert answers(client, job) == whole
