@@ -64,6 +64,7 @@ class Added:
             process then ends.
         choose: completes the instances of each request before the work on them.
         state: entries of the app's `state`, for whoever holds the app.
+        tags: the names of groups of its routes in OpenAPI, with a sentence about each.
         max_streamed_bytes: maximum bytes of a body that a route of the adapter writes to the disk
             as it arrives.
     """
@@ -75,6 +76,7 @@ class Added:
     failure: Callable[[], ConfigError | None] = lambda: None
     choose: Choose | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
     max_streamed_bytes: int = 0
 
 

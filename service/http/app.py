@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
@@ -173,7 +173,8 @@ def make_app(
                 for task in tasks:
                     task.cancel()
 
-    app = _described_app(lifespan)
+    told = chain.from_iterable(added.tags.items() for added in additions)
+    app = _described_app(lifespan, [{"name": name, "description": text} for name, text in told])
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (
@@ -215,13 +216,13 @@ def make_app(
     return app
 
 
-def _described_app(lifespan: Lifespan[FastAPI]) -> FastAPI:
+def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]]) -> FastAPI:
     """Return an app without routes, which describes itself as this service."""
     app = FastAPIOffline(
         title="gradcam-service",
         version=__version__,
         description=DESCRIPTION,
-        openapi_tags=TAGS,
+        openapi_tags=[*TAGS, *tags],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
         redoc_url=None,

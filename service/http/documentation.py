@@ -22,8 +22,6 @@ SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"header": []}, {
 """One of the schemes, or none, because a service may have no keys."""
 TAGS: Final = [
     {"name": "explain", "description": "Predictions and explanations."},
-    {"name": "jobs", "description": "Many images, when there is time."},
-    {"name": "audits", "description": "Which method and layer to trust, measured on photos."},
     {"name": "models", "description": "What is served."},
     {"name": "operations", "description": "Health and metrics."},
 ]

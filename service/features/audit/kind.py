@@ -48,6 +48,7 @@ def audits() -> tuple[KindOfJob, MakeRoutes]:
     kind = KindOfJob(
         name=AUDIT,
         folder="audits",
+        about="Which method and layer to trust, measured on photos.",
         answer=measure,
         check=plan_of,
         shared={"method": SAME, "layer": SAME},

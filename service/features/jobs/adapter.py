@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
-from service.features.jobs.executor import KindOfJob
+from service.features.jobs.executor import EXPLAIN, KindOfJob
 from service.features.jobs.host import Jobs
 from service.features.jobs.routes import make_jobs_router
 from service.features.jobs.settings import JobSettings
@@ -45,6 +45,7 @@ def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
             failure=lambda: host.failure,
             state={"jobs": host},
             max_streamed_bytes=settings.max_job_bytes,
+            tags={kind.folder: kind.about for kind in (EXPLAIN, *(kind for kind, _ in made))},
         )
 
     return added

@@ -156,7 +156,8 @@ class KindOfJob:
 
     Args:
         name: the kind's name, in the database and in `kind` of a job's description.
-        folder: the part of a job's address after /v1/.
+        folder: the part of a job's address after /v1/, and the name of its routes in OpenAPI.
+        about: a sentence about them.
         answer: returns the bytes of an item's file, by the executor and the item. It may raise what
             `ItemExecutor.answer` handles.
         check: raises the problem of parameters that do not suit a model, or a number of images.
@@ -170,6 +171,7 @@ class KindOfJob:
 
     name: str
     folder: str
+    about: str
     answer: Callable[[ItemExecutor, Leased], Awaitable[bytes]]
     check: Callable[[ModelInfo, Parameters, int], object]
     shared: Mapping[str, str] = field(default_factory=dict)
@@ -202,6 +204,7 @@ async def _explain(executor: ItemExecutor, item: Leased) -> bytes:
 EXPLAIN: Final = KindOfJob(
     name="explain",
     folder="jobs",
+    about="Many images, when there is time.",
     answer=_explain,
     check=lambda model, parameters, total: questions_of(model, parameters),
 )

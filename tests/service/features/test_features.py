@@ -236,7 +236,10 @@ def test_a_feature_is_deleted(
     run(tmp_path, "ruff", "check", "service")
     run(tmp_path, "lint-imports", "--no-cache")
     run(tmp_path, "mypy", f"--cache-dir={cache}", "service", "cam")
-    paths = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))["paths"]
+    document = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))
+    paths = document["paths"]
+    used = {tag for path in paths.values() for one in path.values() for tag in one.get("tags", ())}
+    assert {tag["name"] for tag in document["tags"]} <= used
     left = {path.rpartition(":")[2] for path in paths if path.startswith("/v1/models/{model}:")}
     assert left == {
         operation.name

@@ -99,6 +99,9 @@ export const lines = async <T>(path: string): Promise<T[]> =>
   (await (await ask(path)).text()).split("\n").filter(Boolean).map((line) => JSON.parse(line) as T);
 
 export const models = async () => (await get<{ models: string[] }>("v1/models")).models;
+/** The addresses that the service has, as its contract names them. */
+export const addresses = async () =>
+  new Set(Object.keys((await get<{ paths: object }>("openapi.json")).paths));
 export const model = (name: string) => get<Model>(place(name));
 export const layers = async (name: string) =>
   (await get<{ layers: Layer[] }>(`${place(name)}/layers`)).layers;

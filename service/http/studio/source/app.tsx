@@ -14,8 +14,8 @@ import { TakeAlong } from "./takealong";
 import { Tour, go } from "./tour";
 import { Work } from "./work";
 import type { View } from "./colours";
-import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, look, method, model, note, photo, problem,
-  remove, room, select, show, shown, step, strip, useKey } from "./view";
+import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, look, method, model, note, photo, problem,
+  remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
 
 const files = (list: FileList | null | undefined) => { if (list?.length) void add([...list]); };
@@ -171,7 +171,7 @@ export function App() {
     <header>
       <h1>{words.title}</h1>
       <nav>
-        {(["look", "work"] as const).map((name) => <button key={name} type="button" class="quiet"
+        {(["look", "work"] as const).filter((name) => name === "look" || serves("/v1/jobs")).map((name) => <button key={name} type="button" class="quiet"
           aria-pressed={room.value === name} onClick={() => { room.value = name; }}>{words.rooms[name]}</button>)}{" "}
         {!asks && <button type="button" class="quiet" id="tour" onClick={() => {
           room.value = "look";
@@ -188,13 +188,13 @@ export function App() {
         {!asks && <Tour />}
         {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>
           : <div class="card"><Invitation /></div>}
-        {!asks && <><Beside /><Comparison /><Inside /></>}
+        {!asks && <><Beside /><Comparison />{does("activations") && <Inside />}</>}
       </div>
       <div class="right" aria-busy={busy.value}>
         {asks ? <Asking /> : photo.value && <Classes />}
         <Settings />
         <Warnings />
-        {!asks && <Judgement />}
+        {!asks && does("evaluate") && <Judgement />}
         <TakeAlong />
       </div>
     </main>}

@@ -378,6 +378,11 @@ async function chooseModel(): Promise<void> {
   });
 }
 
+const addresses = signal<ReadonlySet<string> | null>(null);
+/** Whether the service has an address of the contract; it does as long as that is not known. */
+export const serves = (address: string) => addresses.value?.has(address) ?? true;
+export const does = (operation: string) => serves(`/v1/models/{model}:${operation}`);
+
 /** Loads what the page is about; a service that is not ready is asked again. */
 export async function begin(): Promise<void> {
   try {
@@ -388,6 +393,7 @@ export async function begin(): Promise<void> {
     }
     if (!names.value.includes(choice.value.model)) choose({ model: names.value[0]! });
     await chooseModel();
+    if (!addresses.value) void api.addresses().then((all) => { addresses.value = all; }, () => undefined);
     if (linked && !current.value) {
       const file = await photos.kept(linked);
       if (file) await add([file]);

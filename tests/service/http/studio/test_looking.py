@@ -397,6 +397,31 @@ def test_a_page_that_is_opened_while_a_model_loads_recovers(page: Page, address:
     expect(page.locator("#problem")).to_be_hidden()
 
 
+def test_what_the_contract_lacks_is_not_offered(page: Page, address: str, cat: bytes) -> None:
+    """As in a service whose features were deleted."""
+
+    def fewer(route: Route) -> None:
+        document = route.fetch().json()
+        for path in list(document["paths"]):
+            if path.startswith("/v1/jobs") or path.endswith((":evaluate", ":activations")):
+                del document["paths"][path]
+        route.fulfill(status=200, json=document)
+
+    work = page.get_by_role("button", name="Work", exact=True)
+    parts = [work, page.locator("#judge-heading"), page.locator("#inside-heading")]
+    take(page, cat)
+    explained(page)
+    for part in parts:
+        expect(part).to_be_visible()
+    page.route("**/openapi.json", fewer)
+    page.goto("about:blank")
+    page.goto(address)
+    take(page, cat)
+    explained(page)
+    for part in parts:
+        expect(part).to_have_count(0)
+
+
 def test_methods_that_the_model_cannot_do_are_not_offered(page: Page) -> None:
     expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
     expect(page.locator("#method option[value=odam]")).to_be_disabled()
