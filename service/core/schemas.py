@@ -18,7 +18,9 @@ TINY_PNG: Final = (
 
 
 class Open(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    """A part of an answer. What `cam` returns is read by the names of its attributes."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class ScoredClass(Open):

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from cam import METHODS
-from cam.agreement import Fidelity
 from cam.drift.shift import Shift, TooFew
 from service.backend.answers import Drift
 from service.backend.interface import NO_MODEL, Backend
@@ -28,12 +27,6 @@ NO_REFERENCE: Final = (
     "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
     "`reference` in the model's entry names it"
 )
-
-
-def _fidelity(fidelity: Fidelity | None) -> model_schemas.FidelityDescription | None:
-    if fidelity is None:
-        return None
-    return model_schemas.FidelityDescription(median=fidelity.median, worst=fidelity.worst)
 
 
 def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
@@ -162,7 +155,11 @@ class AboutRoutes:
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),
                     fast=replicas.is_fast(method.name),
-                    fidelity=_fidelity(fidelities.get(method.name)),
+                    fidelity=model_schemas.FidelityDescription.model_validate(
+                        fidelities[method.name]
+                    )
+                    if method.name in fidelities
+                    else None,
                 )
                 for method in METHODS.values()
             ],

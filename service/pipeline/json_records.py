@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,4 +175,4 @@ def top_classes(
 
 
 def _box(box: Edges, seen: ModelInput) -> schemas.Box:
-    return schemas.Box(**asdict(box_on_photo(box, seen)))
+    return schemas.Box.model_validate(box_on_photo(box, seen))

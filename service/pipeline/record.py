@@ -124,7 +124,7 @@ def record_of(
     predicted = None
     if said.logits is not None and said.probabilities is not None:
         (predicted,) = top_classes(said.logits, said.probabilities, model.labels, 1)
-    seen_box = schemas.Box(**asdict(seen.box))
+    seen_box = schemas.Box.model_validate(seen.box)
     whole = schemas.Box(left=0, top=0, right=width, bottom=height)
     complete, passes = explanation.completeness, explanation.passes
     kept = values
@@ -138,11 +138,11 @@ def record_of(
         layer=explanation.layer,
         layer_reason=_layer_reason(explanation, model, parameters),
         reason=_number_of(explanation),
-        region=_region(drawing.region),
+        region=schemas.Region.model_validate(drawing.region),
         covers=whole if parameters.size == "image" else seen_box,
         placement=_placement(explanation.placement, seen),
         peak=_peak(inside, drawing.region),
-        hot=None if hot is None else _region(_shifted(hot, drawing.region)),
+        hot=hot and schemas.Region.model_validate(_shifted(hot, drawing.region)),
         mass=float(inside.mean()),
         concentration=None if flat else concentration(values),
         border=None if flat else border(values),
@@ -150,8 +150,8 @@ def record_of(
         mode="fast" if explanation.method in answer.fast else "exact",
         agreement=_agreement(answer, drawing.number),
         signed=explanation.signed or None,
-        completeness=complete and schemas.Completeness(**asdict(complete)),
-        passes=passes and schemas.Passes(made=passes.made, of=passes.of),
+        completeness=complete and schemas.Completeness.model_validate(complete),
+        passes=passes and schemas.Passes.model_validate(passes),
         scores=scores,
         warnings=[*_warnings(drawing, model), *_fit_warnings(drawing, hot, seen, photo)],
     )
@@ -297,10 +297,6 @@ def _placement(placement: Placement | None, seen: ModelInput) -> schemas.Placeme
         upside_down=placement.upside_down,
         mirrored=placement.mirrored,
     )
-
-
-def _region(region: Region) -> schemas.Region:
-    return schemas.Region(**asdict(region))
 
 
 def _peak(scaled: Float, region: Region) -> schemas.Point | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from PIL import Image
 
 from cam import ExplainedAnswer, Explanation, TextTarget
-from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerToken, AnswerWord
+from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
 from service.core.errors import InvalidParameter
@@ -71,7 +71,7 @@ class AnswerResult:
             finished=answer.finished,
             given=answer.given,
             words=[self._word(word) for word in self.words],
-            tokens=list(map(describe_token, answer.tokens)),
+            tokens=list(map(schemas.AnswerToken.model_validate, answer.tokens)),
             prompt_tokens=answer.prompt_tokens,
             image_tokens=answer.image_tokens,
             memory_bytes=answer.memory,
@@ -110,7 +110,7 @@ class AnswerResult:
     def _word(self, word: AnswerWord) -> schemas.AnswerWord:
         heatmap = overlay = peak = scores = None
         if self.answer.scores is not None:  # of the only word
-            scores = schemas.WordScores(**asdict(self.answer.scores))
+            scores = schemas.WordScores.model_validate(self.answer.scores)
         if word.map is not None:
             heatmap = heatmap_of(self._drawing(word, self.instance.parameters.drawn))
             if (on_photo := self._drawn_on_photo).pictured:
@@ -179,21 +179,8 @@ def describe_token_line(instance: Instance[P], progress: AnswerProgress) -> sche
         instance=instance.index,
         id=instance.id,
         number=progress.number,
-        token=describe_token(token),
+        token=schemas.AnswerToken.model_validate(token),
         heatmap=heatmap,
-    )
-
-
-def describe_token(token: AnswerToken) -> schemas.AnswerToken:
-    """Return the JSON schema object of a token."""
-    return schemas.AnswerToken(
-        text=token.text,
-        probability=token.probability,
-        alternatives=[
-            schemas.Alternative(text=other.text, probability=other.probability)
-            for other in token.alternatives
-        ],
-        evidence=token.evidence,
     )
 
 
