@@ -38,15 +38,18 @@ def verdict(metric: str, score: Score) -> str | None:
     no value or no baseline.
 
     It is better than chance above the 95th percentile of misplaced maps (see
-    `cam.evaluation.baselines.misplaced`), and worse below the 5th.
+    `cam.evaluation.baselines.misplaced`) if it is better than each of the
+    `cam.evaluation.baselines.reflections`, too, and worse below the 5th if it is worse than each of
+    them. Where the heat is compared with a region, it must be better, or worse, than all misplaced
+    maps: objects are at like places in many photos, so the map of another photo is among the best
+    5 % in 11.5 % of photos, and the best in 8 %.
     """
     if score.value is None:
         return None
     told: dict[str, int] = {}
     among = percentile(metric, score)
     if among is not None:
-        certain = abs(among - 0.5) >= 0.5 - SURE - 1e-9
-        told["random"] = int(math.copysign(certain, among - 0.5))
+        told["random"] = _beside_chance(metric, among, _ahead(metric, score))
     sign = 1 if METRICS[metric].better == "higher" else -1
     for name in COMPARED[1:]:
         if (other := score.baselines.get(name)) is not None:
@@ -79,25 +82,27 @@ def percentile(metric: str, score: Score) -> float | None:
     Of `RANKED` or more, the map's rank among them and itself tells; a map with the same value
     counts against what the rank would say. Of fewer, Student's distribution of one more value tells
     (the prediction interval): t = (value − mean) / (s · √(1 + 1 / n)), n − 1 degrees of freedom.
-
-    A map that is not better than all of its `cam.evaluation.baselines.reflections` has at most 0.9,
-    and one that is not worse than all of them at least 0.1. Where the heat is compared with a
-    region, this holds for all misplaced maps: objects are at like places in many photos, so the map
-    of another photo is among the best 5 % by its rank in 11.5 % of photos, and the best in 8 %.
     """
     if score.value is None or len(score.chance) < 2:
         return None
-    sign = 1 if METRICS[metric].better == "higher" else -1
-    ahead = sign * (score.value - np.array(score.chance))
-    among = _rank(ahead)
+    return _rank(_ahead(metric, score))
+
+
+def _ahead(metric: str, score: Score) -> NDArray[np.float64]:
+    """Return how much better the map is than each misplaced one."""
+    assert score.value is not None
+    difference = score.value - np.array(score.chance)
+    return difference if METRICS[metric].better == "higher" else -difference
+
+
+def _beside_chance(metric: str, among: float, ahead: NDArray[np.float64]) -> int:
+    """Return 1 if a map is better than chance, −1 if it is worse, 0 if neither."""
     beside = ahead
     if METRICS[metric].needs != "region":
         beside = ahead[[turn - 1 for turn in reflections(len(ahead))]]
-    if not (beside > ROUNDING).all():
-        among = min(among, 1 - 2 * SURE)
-    if not (beside < -ROUNDING).all():
-        among = max(among, 2 * SURE)
-    return among
+    if among >= 1 - SURE - 1e-9 and (beside > ROUNDING).all():
+        return 1
+    return -int(among <= SURE + 1e-9 and bool((beside < -ROUNDING).all()))
 
 
 def _rank(ahead: NDArray[np.float64]) -> float:

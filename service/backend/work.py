@@ -66,8 +66,8 @@ class Work(Generic[Value]):
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Texts that are the classes for this work, of a model that takes prompts; () for its
-        own."""
+        """Texts that are the classes for this work, of a model that takes prompts; () for its own.
+        A data class that has them gives the field a default."""
         return ()
 
 

@@ -308,7 +308,7 @@ class InvalidMap(Problem):
 class InvalidRegion(Problem):
     status = 422
     parameter = "region"
-    title = "The region does not lie on the photo"
+    title = "The region cannot be used"
 
 
 class Unexplainable(Problem):

@@ -95,8 +95,8 @@ class CoreSettings(BaseModel):
     )
     models: Path | None = Field(
         None,
-        description="the TOML file that names the models, or a folder that holds such a file, "
-        "`models.toml`, or one model; without it, the embedded model runs",
+        description="the TOML file that names the models, or a folder that holds either such a "
+        "file, named `models.toml`, or one model; without it, the embedded model runs",
     )
     models_uri: str | None = Field(
         None,

@@ -35,13 +35,13 @@ from service.http.access import needs
 from service.http.contract import answers
 from service.limits.admission import Admission
 from service.models.catalog import ModelEntry, NewModel
+from service.models.sources import told_of
 
 MAX_BYTES = 10_000
 LOOK_SECONDS: Final = 0.1
 WORDS = {
     "name": "it should begin with a letter or a digit and have letters, digits, '.', '_' and '-'",
-    "source": "it should be embedded:NAME, torchvision:NAME, timm:NAME, hf:NAME or "
-    "factory:MODULE:FUNCTION",
+    "source": f"it can be {told_of(graphs=False)}".replace("`", ""),
 }
 """Key that has a pattern → a description of what the pattern allows."""
 

@@ -57,14 +57,12 @@ from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
 from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
 from service.models.labels import Labels, read_labels
 from service.models.preprocessing import Fit, Preprocessing
+from service.models.sources import source_of
 
 OWN_PROCESSOR: Final = Preprocessing(
     *TRIAL, min(TRIAL), (0.0,) * 3, (1.0,) * 3, Image.Resampling.BICUBIC, "squash"
 )
 """Stands in for the preprocessing of a model that has a processor of its own."""
-UNNAMED: Final = ("factory", "onnx", "openvino")
-"""Kinds of sources whose models may return anything; those of libraries return scores of
-classes."""
 CHANNELS: Final = (1, 4, 2, 6)
 """Numbers of channels that are tried where a model fails on RGB."""
 SIDES: Final = (224, 256, 384, 299, 512, 128, 96, 64, 48, 40, 32, 28)
@@ -170,7 +168,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     forms = entry, entry.model_copy(update=ANYWHERE)
     kept, packages = map(cache.of, keys_of(forms, module, preprocessing, device))
-    known = None if entry.source.startswith("factory:") else recalled(kept)
+    known = None if source_of(entry.source)[0].is_code else recalled(kept)
     need = known.activations if known else _need(entry, module, shape, dtype)
     entry = fitted(entry, need, size_of(image), device, examined=known is not None)
     with _mistakes_of(entry, module, image):
@@ -498,7 +496,7 @@ def _unnamed(
         or entry.kind != "auto"
         or entry.activation != "auto"
         or built.reason
-        or entry.source.partition(":")[0] not in UNNAMED
+        or not source_of(entry.source)[0].anything
         or is_transformers_model(built.module)
     )
     if known or said.kind not in ("classes", "segments") or reading.activation == "none":

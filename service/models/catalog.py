@@ -27,6 +27,7 @@ from service.core.choices import (
 from service.core.errors import ConfigError
 from service.core.files import why_unreadable
 from service.core.settings import CoreSettings
+from service.models.sources import PATTERN, source_of, told_of
 
 MISMATCHES = {"pin": "sha256", "crop": "crop_ratio", "runtime": "runtime"}
 """Type of a validation error about conflicting keys → the key that the message names."""
@@ -55,18 +56,8 @@ class ModelEntry(BaseModel):
 
     name: str = Field(pattern=rf"^{NAME}$", description="the model's name in addresses")
     source: str = Field(
-        pattern=(
-            r"^(embedded|torchvision|timm|open_clip):[A-Za-z0-9._-]+$|"
-            r"^(hf|onnx|openvino):[^\x00-\x1f]+$|"
-            r"^factory:[A-Za-z0-9_.]+:[A-Za-z0-9_]+$"
-        ),
-        description=(
-            "`embedded:efficientnet-lite0`, `embedded:efficientnet-lite0-prompts`, "
-            "`embedded:shapes`, `torchvision:NAME`, `timm:NAME`, `open_clip:NAME`, `hf:FOLDER` "
-            "(from the TOML file's folder) or `hf:NAME` (on the hub) of a Hugging Face model, "
-            "`onnx:FILE.onnx` or `openvino:FILE.xml` (from the TOML file's folder), or "
-            "`factory:package.module:function`, your own function that returns a module"
-        ),
+        pattern=PATTERN,
+        description=told_of(graphs=True),
     )
     weights: str = Field(
         "default",
@@ -301,7 +292,7 @@ class ModelEntry(BaseModel):
     @property
     def is_graph(self) -> bool:
         """Whether the source is a network in a file, which OpenVINO runs on the CPU."""
-        return self.source.startswith(("onnx:", "openvino:"))
+        return source_of(self.source)[0].is_graph
 
     def mistake(self, key: str, sentence: str) -> ConfigError:
         """Return an error about `key` of this entry; its message names the file and the model."""

@@ -35,6 +35,7 @@ from service.core.metrics import FOLDER
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
 from service.models.journal import NAME as JOURNAL
+from service.models.sources import source_of
 from service.process.child import Child
 from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
 from service.process.listener import listen
@@ -60,8 +61,6 @@ AGAIN_SECONDS: Final = 0.5
 FROZEN_SECONDS: Final = 3.0
 """Time without a message after which a process is not counted on, until it is heard again."""
 Entries = tuple[ModelEntry, ...]
-MADE_BY: Final = {"embedded": "timm", "timm": "timm", "torchvision": "torchvision"}
-"""Kind of a model's source → the package that makes it."""
 log = logging.getLogger(__name__)
 
 
@@ -307,8 +306,8 @@ class _Supervisor:
 def _libraries(entries: Entries) -> list[str]:
     """Return the packages from which the models come, to be imported once for all processes that
     hold models. Each takes seconds, so that the others are imported only if they are needed."""
-    kinds = dict.fromkeys(entry.source.partition(":")[0] for entry in entries)
-    return [MADE_BY[kind] for kind in kinds if kind in MADE_BY]
+    libraries = dict.fromkeys(source_of(entry.source)[0].library for entry in entries)
+    return [library for library in libraries if library]
 
 
 async def _bury(folder: Path, child: Child, pid: int) -> None:

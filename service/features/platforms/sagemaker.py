@@ -41,6 +41,7 @@ from service.features.platforms.settings import PlatformSettings
 from service.http.access import needs
 from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
 from service.models.catalog import NAME, ModelEntry, read_catalog
+from service.models.sources import source_of
 
 ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 RAW: Final = ("application/x-image", "application/octet-stream", "")
@@ -247,9 +248,11 @@ def _check_names(entry: ModelEntry, root: Path) -> None:
     Raises:
         Forbidden: if it does.
     """
-    kind, _, what = entry.source.partition(":")
-    if kind == "factory":
-        raise Forbidden("the source of a model in a folder may not be a factory, which is code")
+    source, what = source_of(entry.source)
+    if source.is_code:
+        raise Forbidden(
+            f"the source of a model in a folder may not be a {source.name}, which is code"
+        )
     named = (what, entry.weights, entry.labels, entry.audit, entry.reference)
     for key, value in zip(
         ("source", "weights", "labels", "audit", "reference"), named, strict=True

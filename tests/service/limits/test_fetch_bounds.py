@@ -98,7 +98,7 @@ async def test_a_site_that_never_ends_is_a_problem_in_time(
     site.pages["/never"] = Page(after=None)
     site.pages["/drips"] = Page(drips=True)
     started = time.monotonic()
-    with pytest.raises(UnfetchableImage, match=r"not here after 0.3 s"):
+    with pytest.raises(UnfetchableImage, match=r"had not arrived after 0.3 s"):
         await fetched(f"https://{host}{path}", [host])
     assert 0.25 < time.monotonic() - started < 3
     await site.hang_up()
@@ -112,7 +112,7 @@ async def test_a_port_that_never_says_a_word_is_a_problem_in_time(
     with socket.create_server((SITE, 0)) as mute:
         host = f"images.test:{mute.getsockname()[1]}"
         started = time.monotonic()
-        with pytest.raises(UnfetchableImage, match=r"not here after 0.3 s"):
+        with pytest.raises(UnfetchableImage, match=r"had not arrived after 0.3 s"):
             await fetched(f"https://{host}/", [host])
         assert time.monotonic() - started < 3
 
@@ -126,7 +126,7 @@ async def test_redirects_take_of_the_time_that_there_is(
     for turn in range(3):
         site.pages[f"/{turn}"] = redirect(f"/{turn + 1}", after=0.5)
     site.pages["/3"] = Page(IMAGE, after=0.5)
-    with pytest.raises(UnfetchableImage, match="not here after 1 s"):
+    with pytest.raises(UnfetchableImage, match="had not arrived after 1 s"):
         await fetched(f"https://{host}/0", [host])
     await site.hang_up()
 

@@ -100,8 +100,7 @@ export const lines = async <T>(path: string): Promise<T[]> =>
 
 export const models = async () => (await get<{ models: string[] }>("v1/models")).models;
 /** The addresses that the service has, as its contract names them. */
-export const addresses = async () =>
-  new Set(Object.keys((await get<{ paths: object }>("openapi.json")).paths));
+export const addresses = async () => new Set(await get<string[]>("studio/addresses.json"));
 export const model = (name: string) => get<Model>(place(name));
 export const layers = async (name: string) =>
   (await get<{ layers: Layer[] }>(`${place(name)}/layers`)).layers;

@@ -167,13 +167,14 @@ export function App() {
     return () => { for (const [name, listener] of all) removeEventListener(name, listener); };
   }, []);
   const now = model.value, asks = answers.value;
+  const works = serves("/v1/jobs"), guided = does("activations") && does("evaluate");
   return <>
     <header>
       <h1>{words.title}</h1>
       <nav>
-        {(["look", "work"] as const).filter((name) => name === "look" || serves("/v1/jobs")).map((name) => <button key={name} type="button" class="quiet"
+        {(["look", "work"] as const).filter((name) => name === "look" || works).map((name) => <button key={name} type="button" class="quiet"
           aria-pressed={room.value === name} onClick={() => { room.value = name; }}>{words.rooms[name]}</button>)}{" "}
-        {!asks && <button type="button" class="quiet" id="tour" onClick={() => {
+        {!asks && guided && <button type="button" class="quiet" id="tour" onClick={() => {
           room.value = "look";
           void (photo.value ? Promise.resolve() : sample("cat")).then(() => go(1));
         }}>{words.tour}</button>}{" "}
@@ -183,9 +184,9 @@ export function App() {
     <Key />
     <div role="alert" id="problem" class="card problem" hidden={!problem.value}>{problem.value}</div>
     <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
-    {room.value === "work" ? <Work /> : <main class={over.value ? "over" : ""}>
+    {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""}>
       <div class="left">
-        {!asks && <Tour />}
+        {!asks && guided && <Tour />}
         {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>
           : <div class="card"><Invitation /></div>}
         {!asks && <><Beside /><Comparison />{does("activations") && <Inside />}</>}

@@ -7,7 +7,7 @@ import { paint } from "./colours";
 import { Curve } from "./curve";
 import { place } from "./smallmap";
 import { save } from "./takealong";
-import { add, choice, model, parametersOf, room, select, strip } from "./view";
+import { add, choice, model, parametersOf, room, select, serves, strip } from "./view";
 import { words } from "./words";
 
 const EVERY = 2000, FEW = 24, LISTED = "20";
@@ -221,8 +221,8 @@ export function Work() {
               if (files.length) void send("jobs", files.map((blob) => ({ name: blob.webkitRelativePath || blob.name, blob })));
               else refusal.value = words.noPhotos;
             }} /></label>
-        <button type="button" id="audit" disabled={!strip.value.length}
-          onClick={() => void send("audits", strip.value)}>{words.auditAll}</button>
+        {serves("/v1/audits") && <button type="button" id="audit" disabled={!strip.value.length}
+          onClick={() => void send("audits", strip.value)}>{words.auditAll}</button>}
       </p>
       <ul class="jobs">{jobs.value.map((job) => <JobView key={job.id} job={job} />)}</ul>
       {!jobs.value.length && <p class="soft">{words.noJobs}</p>}

@@ -29,6 +29,7 @@ from tests.service.http.studio.browsing import (
 from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
+PLACE = "/v1/models/{model}"
 
 
 def test_a_sample_is_explained_by_one_click(page: Page) -> None:
@@ -401,25 +402,31 @@ def test_what_the_contract_lacks_is_not_offered(page: Page, address: str, cat: b
     """As in a service whose features were deleted."""
 
     def fewer(route: Route) -> None:
-        document = route.fetch().json()
-        for path in list(document["paths"]):
-            if path.startswith("/v1/jobs") or path.endswith((":evaluate", ":activations")):
-                del document["paths"][path]
-        route.fulfill(status=200, json=document)
+        paths = route.fetch().json()
+        gone = "/v1/jobs", "/v1/audits", f"{PLACE}:evaluate", f"{PLACE}:activations"
+        route.fulfill(status=200, json=[path for path in paths if not path.startswith(gone)])
 
     work = page.get_by_role("button", name="Work", exact=True)
-    parts = [work, page.locator("#judge-heading"), page.locator("#inside-heading")]
+    headings = (f"#{name}-heading" for name in ("judge", "inside"))
+    parts = [work, page.locator("#tour"), *map(page.locator, headings)]
     take(page, cat)
     explained(page)
     for part in parts:
         expect(part).to_be_visible()
-    page.route("**/openapi.json", fewer)
+    page.route("**/addresses.json", fewer)
     page.goto("about:blank")
     page.goto(address)
     take(page, cat)
     explained(page)
     for part in parts:
         expect(part).to_have_count(0)
+    page.goto("about:blank")
+    page.goto(f"{address}#room=work")
+    expect(page.locator("#jobs-heading")).to_have_count(0)
+    page.unroute("**/addresses.json")
+    page.goto("about:blank")
+    page.goto(f"{address}#room=work")
+    expect(page.locator("#audit")).to_be_visible()
 
 
 def test_methods_that_the_model_cannot_do_are_not_offered(page: Page) -> None:
