@@ -12,6 +12,8 @@ from service.cli.main import cli
 from service.core.errors import Problem
 from service.features.answers.parameters import AnswerParameters
 
+pytestmark = pytest.mark.contract
+
 
 def test_it_has_each_parameter_of_answer() -> None:
     group: Any = get_command(cli)

@@ -30,6 +30,8 @@ from tests.service.features.jobs.forms import (
     zipped,
 )
 
+pytestmark = pytest.mark.contract
+
 COUNT = 20
 ASKED = "?model=corner&method=gradcam&method=hirescam&evaluate=deletion"
 

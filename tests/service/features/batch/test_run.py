@@ -19,6 +19,8 @@ from starlette.testclient import TestClient
 from tests.service.conftest import MODEL, encoded, noise
 from tests.service.features.batch.batches import rows, start, upright_size
 
+pytestmark = pytest.mark.contract
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 

@@ -29,6 +29,8 @@ from service.settings import Settings
 from tests.service.conftest import wait_until_ready
 from tests.service.features.audit.photos import catalog, photo, photos
 
+pytestmark = pytest.mark.contract
+
 COUNT = 120
 PHOTO = {"Content-Type": "image/png"}
 

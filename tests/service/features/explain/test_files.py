@@ -27,6 +27,8 @@ from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.live import ROOT
 
+pytestmark = pytest.mark.contract
+
 CAT = "docs/photos/chelsea.png"
 
 

@@ -40,6 +40,8 @@ from tests.service.features.jobs.forms import (
 )
 from tests.waiting import until
 
+pytestmark = pytest.mark.contract
+
 ASKED = {"fit": "squash", "size": "model", "output": "heatmap", "top_k": 2}
 DOT = encoded(noise(9, 9))
 

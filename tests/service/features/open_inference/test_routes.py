@@ -19,6 +19,8 @@ from service.settings import Settings
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE
 
+pytestmark = pytest.mark.contract
+
 V2 = "/v2/models/efficientnet-lite0"
 NPY = {"Content-Type": "image/png", "Accept": "application/x-npy"}
 LENGTH = "Inference-Header-Content-Length"

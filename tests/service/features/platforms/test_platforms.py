@@ -27,6 +27,8 @@ from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, ru
 from tests.service.http.test_overload import FRAGILE
 from tests.waiting import until
 
+pytestmark = pytest.mark.contract
+
 NAME = "efficientnet-lite0"
 TOML = """
 [[models]]

@@ -32,6 +32,8 @@ from tests.service.features.report.report_stage import (
     write_picture,
 )
 
+pytestmark = pytest.mark.contract
+
 
 def page_of(folder: Path, rows: list[Row], *, title: str = "Photos", most: int = 2000) -> Page:
     file = folder / "report.html"
