@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -55,7 +56,7 @@ def make_page_router() -> APIRouter:
 async def show_page(request: Request) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse(Alive(status="alive").model_dump(), headers={"Vary": "Accept"})
-    return _answer("index.html", request)
+    return _file("index.html", request)
 
 
 @needs("open")
@@ -64,7 +65,7 @@ async def list_addresses(request: Request) -> Response:
     The whole contract takes a third of a second to make, and half a megabyte."""
     routes = (each for each in request.app.routes if isinstance(each, APIRoute))
     paths = sorted({route.path_format for route in routes if route.include_in_schema})
-    return JSONResponse(paths, headers={"Cache-Control": "no-cache"})
+    return _answer(json.dumps(paths).encode(), "application/json", request)
 
 
 def _sender(name: str) -> Callable[[Request], Awaitable[Response]]:
@@ -72,19 +73,23 @@ def _sender(name: str) -> Callable[[Request], Awaitable[Response]]:
 
     @needs("open")
     async def get_file(request: Request) -> Response:
-        return _answer(name, request)
+        return _file(name, request)
 
     return get_file
 
 
-def _answer(name: str, request: Request) -> Response:
-    """Return a file; 304 without it if the caller has it already."""
+def _file(name: str, request: Request) -> Response:
     content = (BUILT / name).read_bytes()  # a few kilobytes, in the system's cache
+    return _answer(content, MEDIA_TYPES[Path(name).suffix], request)
+
+
+def _answer(content: bytes, media_type: str, request: Request) -> Response:
+    """Return a file; 304 without it if the caller has it already."""
     tag = f'"{hashlib.blake2b(content, digest_size=16).hexdigest()}"'
     # A new version of the service has other files under the same names.
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept"}
-    if name.endswith(".html"):
+    if media_type == MEDIA_TYPES[".html"]:
         headers["Content-Security-Policy"] = POLICY
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
+    return Response(content, media_type=media_type, headers=headers)
