@@ -13,6 +13,10 @@ ROOT = Path(__file__).parents[3]
 ADDED = '''
 from cam.evaluation.metrics import Metric
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 def heat(scorer, judged):
     """The mean of the map, after a pass that shows that it can be made."""
     (likely,) = yield from scorer.probabilities(1, lambda some: scorer.image[None])

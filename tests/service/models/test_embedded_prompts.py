@@ -27,6 +27,8 @@ from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import ModelEntry, read_catalog
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = (
     *("something to drink from", "a spoon", "a cat", "a spacecraft", "a helmet", "a rocket"),
     *("a camera", "a motorcycle", "a flower", "a building", "a horse"),

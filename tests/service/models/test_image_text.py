@@ -14,7 +14,6 @@ import skimage.data
 import torch
 from PIL import Image
 
-from cam import ClassTarget
 from service.core.errors import ConfigError
 from service.loading.served_model import check, load
 from service.models.catalog import ModelEntry, read_catalog
@@ -302,11 +301,8 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(read).labels.names == ("a cat", "a remote control", "a photo")
     (tmp_path / "laion.toml").write_text(laion)
     check(read_catalog(tmp_path / "laion.toml")[0])
-    space: dict[str, Any] = {
-        "photo": PHOTO,
-        "pixels": torch.randn(1, 3, 64, 64),
-        "ClassTarget": ClassTarget,
-    }
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    space: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(block, space)
     assert space["cat"].target.index == 0

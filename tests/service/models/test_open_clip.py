@@ -17,6 +17,8 @@ from tests.image_text import open_clip_config, open_clip_model, tokenizer
 from tests.service.conftest import running_app
 from tests.service.models.test_image_text import PHOTO, PROMPTS, asked
 
+pytestmark = pytest.mark.slow
+
 SCALED = {"size": 64, "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.4, 0.3], "resize_mode": "squash"}
 
 

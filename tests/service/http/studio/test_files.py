@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from cam.drawing.overlay import COLORMAPS, colorize
 from service.app import create_app
-from service.http.page import BUILT, PATHS
+from service.http.page import ADDRESSES, BUILT, PATHS
 from service.limits.keys import new_key
 from service.settings import Settings
 
@@ -37,6 +37,12 @@ def test_the_page_and_its_files_are_open_and_small(tmp_path: Path) -> None:
         for path in ("/studio/", "/studio/../page.py", "/studio/%2e%2e/page.py", "/studio/x"):
             assert client.get(path).status_code in (401, 404)
         assert client.get("/v1/models").status_code == 401
+
+
+def test_the_page_hears_what_the_contract_names() -> None:
+    app = create_app(Settings(), [])
+    with TestClient(app) as client:
+        assert client.get(ADDRESSES).json() == sorted(app.openapi()["paths"])
 
 
 def test_the_page_has_no_script_of_its_own_and_no_other_host() -> None:
