@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -10,33 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.packages import install, paste
 from tests.service.conftest import encoded, noise
 from tests.service.http.test_routes import heatmap
-from tests.service.live import ROOT, serving
+from tests.service.live import serving
 from tests.service.process.test_supervisor import PNG, catalog
-
-
-def install(folder: Path) -> None:
-    """Install the example's package into a folder, without its dependency."""
-    text = (ROOT / "docs" / "methods.md").read_text()
-    section = text.partition("## A method of your own")[2].partition("\n## ")[0]
-    for name, content in re.findall(r"```\w+\n# (\S+)\n(.*?)```", section, re.DOTALL):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content)
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    about = folder / "my_methods-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    ((group, points),) = project["entry-points"].items()
-    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
-    (about / "entry_points.txt").write_text(f"[{group}]\n{lines}")
 
 
 @pytest.mark.slow
 def test_a_method_of_a_users_package_is_served(tmp_path: Path) -> None:
-    install(tmp_path)
+    # The example's package, without its dependency.
+    paste(tmp_path, "methods.md", "## A method of your own")
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    ((group, points),) = project["entry-points"].items()
+    install(tmp_path, group, points, project["name"], project["version"])
     photo = encoded(noise(8, 8, 0))
     asked = "signed=true&normalize=none&size=layer&target=1"
     with serving("--models", catalog(tmp_path, "tiny"), PYTHONPATH=str(tmp_path)) as (_, http):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-ADDED = '''
-from cam.evaluation.metrics import Metric
-
 import pytest
 
+from tests.packages import ROOT, install, paste
+
 pytestmark = pytest.mark.slow
+ADDED = '''
+from cam.evaluation.metrics import Metric
 
 def heat(scorer, judged):
     """The mean of the map, after a pass that shows that it can be made."""
@@ -62,17 +61,9 @@ print(json.dumps({
 
 def test_a_metric_of_a_package_is_scored_and_can_be_asked_for(tmp_path: Path) -> None:
     (tmp_path / "added.py").write_text(ADDED)
-    text = (ROOT / "docs" / "evaluation.md").read_text()
-    section = text.partition("### A metric of your own")[2].partition("\n## ")[0]
-    for name, content in re.findall(r"```python\n# (\S+)\n(.*?)```", section, re.DOTALL):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    about = tmp_path / "added-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n")
-    points = "".join(f"{name} = added:{name}\n" for name in ("MINE", "NONE", "TWIN"))
-    points += "extent = my_metrics:EXTENT\n"
-    (about / "entry_points.txt").write_text(f"[gradcam.metrics]\n{points}")
+    paste(tmp_path, "evaluation.md", "### A metric of your own")
+    points = {name: f"added:{name}" for name in ("MINE", "NONE", "TWIN")}
+    install(tmp_path, "gradcam.metrics", {**points, "extent": "my_metrics:EXTENT"})
     done = subprocess.run(
         [sys.executable, "-c", SAID],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},

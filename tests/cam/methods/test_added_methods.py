@@ -16,6 +16,7 @@ from cam.errors import MethodUnsuited
 from cam.methods import Method
 from cam.methods.method import Formula
 from cam.passes.maps import apply
+from tests.packages import install
 
 SAID = """
 import json, warnings
@@ -34,11 +35,7 @@ def known(folder: Path, **objects: str) -> tuple[list[str], list[str]]:
         "from cam.methods import Method\n"
         + "".join(f"{name} = {value}\n" for name, value in objects.items())
     )
-    about = folder / "added-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n")
-    points = "".join(f"{name} = added:{name}\n" for name in [*objects, "gone"])
-    (about / "entry_points.txt").write_text(f"[gradcam.methods]\n{points}")
+    install(folder, "gradcam.methods", {name: f"added:{name}" for name in [*objects, "gone"]})
     answer = subprocess.run(
         [sys.executable, "-c", SAID],
         env={**os.environ, "PYTHONPATH": str(folder)},

@@ -12,8 +12,8 @@ import pytest
 
 from cam.methods.method import load
 from service.models.sources import PATTERN, SOURCES
+from tests.packages import ROOT, install, paste
 from tests.service.conftest import encoded, noise
-from tests.service.live import ROOT
 
 ADDED = """
 from service.models.sources import Source
@@ -39,24 +39,12 @@ def test_what_no_source_takes(text: str) -> None:
     assert not re.search(PATTERN, text)
 
 
-def install(folder: Path) -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    section = text.partition("### A source of your own")[2].partition("\n## ")[0]
-    for name, content in re.findall(r"```python\n# (\S+)\n(.*?)```", section, re.DOTALL):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content)
-    (folder / "added.py").write_text(ADDED)
-    about = folder / "added-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: added\nVersion: 1.0\n")
-    points = "".join(f"{name} = added:{name}\n" for name in ("EMPTY", "TAKEN", "WRONG"))
-    points += "zoo = my_models:ZOO\n"
-    (about / "entry_points.txt").write_text(f"[gradcam.sources]\n{points}")
-
-
 @pytest.mark.slow
 def test_a_model_of_a_users_source_is_explained(tmp_path: Path) -> None:
-    install(tmp_path)
+    paste(tmp_path, "configuration.md", "### A source of your own")
+    (tmp_path / "added.py").write_text(ADDED)
+    points = {name: f"added:{name}" for name in ("EMPTY", "TAKEN", "WRONG")}
+    install(tmp_path, "gradcam.sources", {**points, "zoo": "my_models:ZOO"})
     (tmp_path / "photo.png").write_bytes(encoded(noise(64, 64, 0)))
 
     def explained(source: str, more: str = "") -> subprocess.CompletedProcess[str]:
