@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from tests.waiting import stays, stays_async, until, until_async
+from tests.waiting import at_rest, stays, stays_async, until, until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -37,3 +37,12 @@ async def test_what_ends_too_early_is_told_as_well() -> None:
     assert next(asked) > 1
     with pytest.raises(AssertionError, match=r"for 5 s: .*lambda: next\(asked\) < 99"):
         await stays_async(lambda: next(asked) < 99, 5)
+
+
+def test_a_value_is_told_when_it_has_come_to_rest() -> None:
+    values = iter([1, 2, 2, 3])
+    last = 3
+    assert at_rest(lambda: next(values, last), 0.1) == 3
+    asked = count()
+    with pytest.raises(AssertionError, match=r"within 0.1 s: .*rests; it is False"):
+        at_rest(lambda: next(asked), 0.05, 0.1)

@@ -60,6 +60,20 @@ async def settled(turns: int = 20) -> None:
         await asyncio.sleep(0)
 
 
+def at_rest(value: Callable[[], T], unchanged_seconds: float, seconds: float = 60) -> T:
+    """A value that has not changed for so many seconds, which comes about within `seconds`."""
+    last, since = value(), time.monotonic()
+
+    def rests() -> bool:
+        nonlocal last, since
+        if (now := value()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since >= unchanged_seconds
+
+    until(rests, seconds)
+    return last
+
+
 def hang() -> None:
     """Stay here until somebody ends the process, which a test that failed does not."""
     time.sleep(600)

@@ -24,6 +24,7 @@ import psutil
 from PIL import Image
 
 from tests import waiting
+from tests.service.live import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 IDLE_SECONDS = 3.0
@@ -101,9 +102,7 @@ class Stage:
 @contextmanager
 def staged(*models: str, wait: bool = True, **environment: str) -> Iterator[Stage]:
     """Serve the models, given as TOML entries or as the name of a factory in `models`."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = int(one.getsockname()[1])
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         catalog = Path(folder, "models.toml")
         catalog.write_text("\n".join(map(_entry, models)))

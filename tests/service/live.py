@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -15,14 +16,19 @@ import httpx2
 from tests import waiting
 
 ROOT = Path(__file__).parent.parent.parent
+RANDOM = random.SystemRandom()  # which no test seeds
 READY_SECONDS = 400
 """Longest wait for a service, which on a busy machine may examine three architectures."""
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port that nobody listens at, below those that the system gives to whoever binds port 0: a
+    test beside this one would get it before the service binds it."""
+    while True:
+        port = RANDOM.randrange(10_000, 32_000)
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 Served = tuple[subprocess.Popen[str], httpx2.Client]

@@ -36,7 +36,7 @@ from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values
 from tests.service.live import ROOT, serving
 from tests.service.test_readme import alike
-from tests.waiting import stays, until
+from tests.waiting import at_rest, until
 
 SCENE = Scene(
     (Thing("red", "circle", 0.25, 0.4, 0.16), Thing("blue", "square", 0.75, 0.6, 0.17)),
@@ -457,9 +457,8 @@ def test_processes_stream_and_stop_when_the_caller_leaves(tmp_path: Path) -> Non
         ):
             next(stream.iter_lines())
         until(lambda: answered() > before)  # it is known that the caller has left
-        made = passes()
-        assert made - begun < 100  # of 125, of which the last 64 are occlusion's
-        stays(lambda: passes() <= made + 1, 1.5)  # one was under way
+        # It ends before all 125 passes are made, of which the last 64 are occlusion's.
+        assert at_rest(passes, 1.5) - begun < 100
 
 
 @pytest.mark.slow
