@@ -162,23 +162,26 @@ def hugging_face(model: nn.Module, folder: Path) -> Path:
 def vit_of_transformers() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(
+    model: nn.Module = ViTForImageClassification(
         ViTConfig(hidden_size=96, num_hidden_layers=3, num_attention_heads=3, intermediate_size=192)
     )
+    return model
 
 
 def resnet_of_transformers() -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return ResNetForImageClassification(ResNetConfig(num_labels=6))
+    model: nn.Module = ResNetForImageClassification(ResNetConfig(num_labels=6))
+    return model
 
 
 def bert() -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification(
+    model: nn.Module = BertForSequenceClassification(
         BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=999)
     )
+    return model
 
 
 def recurrent() -> nn.Module:
