@@ -108,9 +108,18 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
         counted = classes_of(built.module, state) if classes is None else None
         if counted and not source.is_code:
             built = build_(entry, what, counted.given)
-        load_weights(built.module, state)
+        head = load_weights(built.module, state)
     except WeightsError as error:
         raise entry.mistake("weights", f"{file}: {error}") from None
+    if head:
+        log.warning(
+            "model %s: the layer %r of the file is loaded as the model's %r; layers around it that "
+            "have no weights are not in the file, and only dropout changes nothing: if there is "
+            "another, such as an activation, write a factory",
+            entry.name,
+            head.given,
+            head.own,
+        )
     return built
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -30,6 +31,8 @@ STARTS = (b"PK", b"\x80")
 """The first bytes of files of torch.save: of a zip archive, and of a pickle."""
 COUNTERS = ("n_averaged",)
 """Names of tensors in averaged models that are not weights."""
+IDLE = (nn.Dropout, nn.Identity, nn.Linear)
+"""Layers around which a linear layer gives the same at evaluation as alone, and it."""
 State = Mapping[str, Tensor]
 
 
@@ -53,6 +56,16 @@ def read_weights(file: Path, *, sha256: str | None = None) -> State:
     return _read(file)
 
 
+def read_shapes(file: Path) -> State:
+    """Read the names and shapes of a state dict from a file, as tensors on the device `meta`.
+
+    Raises:
+        WeightsError: see `read_weights`.
+    """
+    check_file(file)
+    return _read(file, "meta")
+
+
 def check_file(file: Path) -> None:
     """Check the file's name, and that its content can be read.
 
@@ -65,15 +78,50 @@ def check_file(file: Path) -> None:
         raise WeightsError(f"it cannot be read: {reason}")
 
 
-def load_weights(module: nn.Module, state: State) -> None:
+def load_weights(module: nn.Module, state: State) -> Head | None:
     """Load a state dict into a module: every name and shape must match, after the prefixes that
     training adds to names are removed.
+
+    Returns:
+        The linear layer that the state dict has in another place than the model, if it has one.
 
     Raises:
         WeightsError: if the state dict does not fit the module.
     """
+    found = compared(module, state)
+    if counts := found.sizes:
+        raise WeightsError(
+            f"it has {counts.given} classes ({counts.name!r} is "
+            f"{_sides(found.state[counts.name].shape)}), and the model has {counts.own}; name "
+            f"{counts.given} labels, or let the factory make a model of {counts.given} classes"
+        )
+    module.load_state_dict(found.state)
+    return found.head
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A state dict that fits a module, but perhaps for the number of classes."""
+
+    state: State
+    """The tensors under the module's names."""
+    head: Head | None
+    sizes: HeadSizes | None
+    """The numbers of classes, if they differ."""
+
+
+def compared(module: nn.Module, state: State) -> Compared:
+    """Compare the names and shapes of a state dict with a module's, which may be on the device
+    `meta`.
+
+    Raises:
+        WeightsError: if they differ in more than the number of classes of the head.
+    """
     own = module.state_dict()
     state = _named_as(own, state)
+    head = _head_of(module, state)
+    if head is not None:
+        state = head.renamed(state)
     missing, unknown = [*(own.keys() - state.keys())], [*(state.keys() - own.keys())]
     if missing or unknown:
         said = [
@@ -83,20 +131,67 @@ def load_weights(module: nn.Module, state: State) -> None:
         ]
         raise WeightsError(f"it does not fit the model: {', and '.join(said)}")
     other = [name for name in own if own[name].shape != state[name].shape]
-    counts = classes_of(module, state)
-    if counts:
-        raise WeightsError(
-            f"it has {counts.given} classes ({counts.name!r} is "
-            f"{_sides(state[counts.name].shape)}), and the model has {counts.own}; name "
-            f"{counts.given} labels, or let the factory make a model of {counts.given} classes"
-        )
+    sizes = {(own[name].shape[:1], state[name].shape[:1]) for name in other}
+    alike = all(own[name].shape[1:] == state[name].shape[1:] for name in other)
+    if len(sizes) == 1 and alike:
+        ((mine, given),) = sizes
+        if mine and given:
+            return Compared(state, head, HeadSizes(other[0], mine[0], given[0]))
     if other:
         name = other[0]
         raise WeightsError(
             f"it does not fit the model: {len(other)} tensors have other shapes, such as {name!r}: "
             f"{_sides(state[name].shape)} in the file, {_sides(own[name].shape)} in the model"
         )
-    module.load_state_dict(state)
+    return Compared(state, head, None)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear layer that ends a model and stands in another place in a state dict: as the only
+    layer with weights of an `nn.Sequential` in place of the linear layer, or without the
+    `nn.Sequential` that the model has around it."""
+
+    own: str
+    """Name of the layer in the model."""
+    given: str
+    """Name of the layer in the state dict."""
+
+    def renamed(self, state: State) -> State:
+        """Return the state dict with the model's name of the layer."""
+        mine, theirs = f"{self.own}.", f"{self.given}."
+        return {
+            mine + name.removeprefix(theirs) if name.startswith(theirs) else name: value
+            for name, value in state.items()
+        }
+
+
+def _head_of(module: nn.Module, state: State) -> Head | None:
+    """Return the linear layer that a state dict, named as the model is, has in another place; None
+    if there is none, or if other tensors differ, too.
+
+    Around it may be layers without weights. Those of the model must be dropout, which does nothing
+    at evaluation; those of the state dict's model are unknown, and are usually dropout.
+    """
+    own = module.state_dict()
+    missing, unknown = own.keys() - state.keys(), state.keys() - own.keys()
+    mine = {name.rpartition(".")[0] for name in missing}
+    theirs = {name.rpartition(".")[0] for name in unknown}
+    if len(mine) != 1 or len(theirs) != 1 or len(missing) != len(unknown):
+        return None
+    head = Head(*mine, *theirs)
+    weights = [own.get(f"{head.own}.weight"), state.get(f"{head.given}.weight")]
+    flat = all(weight is not None and weight.ndim == 2 for weight in weights)
+    if not flat or head.renamed(state).keys() != own.keys():
+        return None
+    inside, outside = head.own.rpartition(".")[0], head.given.rpartition(".")[0]
+    if outside == head.own:  # the model's linear layer was replaced
+        return head
+    if inside not in (head.given, outside):
+        return None
+    replaced = module.get_submodule(inside)
+    is_idle = isinstance(replaced, nn.Sequential) and all(isinstance(m, IDLE) for m in replaced)
+    return head if is_idle else None
 
 
 @dataclass(frozen=True)
@@ -112,17 +207,12 @@ class HeadSizes:
 
 
 def classes_of(module: nn.Module, state: State) -> HeadSizes | None:
-    """Return the numbers of classes of a model and a state dict whose shapes differ only in the
-    number of classes of the head; None in any other case."""
-    own = module.state_dict()
-    state = _named_as(own, state)
-    other = [name for name in own if name in state and own[name].shape != state[name].shape]
-    counts = {(own[name].shape[:1], state[name].shape[:1]) for name in other}
-    alike = all(own[name].shape[1:] == state[name].shape[1:] for name in other)
-    if len(counts) != 1 or not alike:
+    """Return the numbers of classes of a model and a state dict that differ in nothing else; None
+    in any other case."""
+    try:
+        return compared(module, state).sizes
+    except WeightsError:
         return None
-    ((mine, given),) = counts
-    return HeadSizes(other[0], mine[0], given[0]) if mine and given else None
 
 
 def _named_as(own: State, state: State) -> State:
@@ -139,7 +229,9 @@ def _named_as(own: State, state: State) -> State:
         names = " and ".join(map(repr, sorted(whole)))
         raise WeightsError(f"it has the tensors of the model under {names}; save one of them alone")
     if len(whole) == 1 and whole[0]:
-        return {name: state[whole[0] + name] for name in own}
+        # What else stands under the prefix belongs to the model: those of ResNet-34 have all
+        # tensors of ResNet-18.
+        return _under(whole[0], state)
     while not own.keys() & state.keys():
         prefix = next(
             (prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in state)), None
@@ -147,12 +239,14 @@ def _named_as(own: State, state: State) -> State:
         if prefix is None:
             return state
         # Tensors without the prefix, such as the weights of a loss, do not belong to the model.
-        state = {
-            name.removeprefix(prefix): value
-            for name, value in state.items()
-            if name.startswith(prefix)
-        }
+        state = _under(prefix, state)
     return state
+
+
+def _under(prefix: str, state: State) -> State:
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
 
 
 def _prefixes(own: State, state: State) -> list[str]:
@@ -197,11 +291,15 @@ def _check_digest(file: Path, sha256: str) -> None:
         raise WeightsError(f"its SHA-256 is {digest}, not the {sha256} that the entry names")
 
 
-def _read(file: Path) -> Mapping[str, Tensor]:
+def _read(file: Path, device: str = "cpu") -> Mapping[str, Tensor]:
     try:
+        if file.suffix == ".safetensors" and device == "meta":
+            with safe_open(file, "pt") as opened:
+                shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+            return {name: torch.empty(shape, device=device) for name, shape in shapes.items()}
         if file.suffix == ".safetensors":
             return load_file(file)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        loaded = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # a file that is damaged may raise anything
         raise WeightsError(_why_not(file, error)) from None
     while inner := _unwrapped(loaded):

@@ -16,10 +16,12 @@ import torch
 import torchvision
 from pydantic import ValidationError
 from safetensors.torch import save_file
+from torch import nn
 
 from cam import explain
 from service.core.errors import ConfigError
 from service.loading.served_model import ServedModel, load
+from service.loading.sources import build
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
 from tests.cam.nets import small
@@ -161,6 +163,15 @@ def test_the_prefixes_of_training_are_left_out(
     )
 
 
+@pytest.mark.parametrize("prefix", ["", "model.", "net.backbone."])
+def test_weights_of_a_deeper_model_are_refused(tmp_path: Path, prefix: str) -> None:
+    """ResNet-34 has all tensors of ResNet-18, in the same shapes."""
+    state = torchvision.models.resnet34().state_dict()
+    torch.save({prefix + name: tensor for name, tensor in state.items()}, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match="96 tensors are unknown to the model"):
+        build(entry("torchvision:resnet18", weights=str(tmp_path / "w.pt")), None)
+
+
 def lightning(path: Path, attribute: str, **more: Any) -> dict[str, Any]:
     """Arguments of an entry whose weights are a checkpoint as Lightning's Trainer writes it."""
     state = {f"{attribute}.{name}": value for name, value in small(seed=9).state_dict().items()}
@@ -222,6 +233,78 @@ def test_the_classes_are_those_of_the_files_head(tmp_path: Path, source: str) ->
                 input_size=64,
             )
         )
+
+
+def headed(name: str, where: str, *layers: nn.Module) -> nn.Module:
+    """A model of torchvision with another last layer, with statistics as after training."""
+    torch.manual_seed(4)
+    model = torchvision.models.get_model(name, weights=None)
+    parent, _, last = where.rpartition(".")
+    head = nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+    setattr(model.get_submodule(parent), last, head)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.get_buffer("running_mean"), 0, 0.1)
+            nn.init.uniform_(module.get_buffer("running_var"), 0.5, 1.5)
+    return model.eval()
+
+
+def dropped(inputs: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Dropout(0.2), nn.Linear(inputs, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "layers", "told"),
+    [
+        ("resnet18", "fc", dropped(512), "'fc.1' of the file is loaded as the model's 'fc'"),
+        ("mobilenet_v2", "classifier", (nn.Linear(1280, 3),), "'classifier' .* 'classifier.1'"),
+        ("mobilenet_v2", "classifier.1", dropped(1280), "'classifier.1.1' .* 'classifier.1'"),
+        (
+            "mobilenet_v2",
+            "classifier",
+            (nn.Dropout(), nn.Identity(), nn.Linear(1280, 3)),
+            "'classifier.2' .* 'classifier.1'",
+        ),
+    ],
+)
+def test_a_head_that_stands_in_another_place(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    where: str,
+    layers: tuple[nn.Module, ...],
+    told: str,
+) -> None:
+    """What fine-tuning makes of the last layer, loaded with a warning of what is unknown."""
+    model = headed(name, where, *layers)
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    module = build(entry(f"torchvision:{name}", weights=str(tmp_path / "w.pt")), None).module.eval()
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(module(images), model(images))
+    assert re.search(told, caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "layers", "words"),
+    [
+        (
+            "resnet18",
+            "fc",
+            (nn.Linear(512, 9), nn.ReLU(), nn.Linear(9, 3)),
+            "2 tensors are missing",
+        ),
+        ("convnext_tiny", "classifier", (nn.Linear(768, 3),), "classifier.0.bias"),
+        # The model's own head has an activation, which the file's model may not have.
+        ("squeezenet1_1", "classifier", (nn.Linear(512, 3),), "classifier.1.bias"),
+        ("resnet18", "fc", (nn.Linear(512, 3, bias=False),), "1 tensors are missing"),
+    ],
+)
+def test_a_head_of_which_more_is_unknown(
+    tmp_path: Path, name: str, where: str, layers: tuple[nn.Module, ...], words: str
+) -> None:
+    torch.save(headed(name, where, *layers).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=words):
+        build(entry(f"torchvision:{name}", weights=str(tmp_path / "w.pt")), None)
 
 
 @pytest.mark.parametrize(
