@@ -13,19 +13,34 @@ The list was made before the command was.
 
 from __future__ import annotations
 
+import argparse
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any, Final
 
+import cv2
 import numpy as np
+import skimage.data
 import timm
 import torch
 import torchvision
 from numpy.typing import NDArray
 from PIL import Image
+from rich.console import Console
+from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from bench.record import record
+from service.loading.sources import Built, build
+from service.loading.transforms import Normalisation
+from service.models.catalog import read_catalog
 
 Make = Callable[[], nn.Module]
 Save = Callable[[nn.Module, Path], Path]
@@ -266,3 +281,142 @@ CHECKPOINTS: Final[tuple[Checkpoint, ...]] = (
     Checkpoint("lstm", recurrent, plain, images=False),
     Checkpoint("table", tabular, lightning("model."), images=False),
 )
+
+
+def parts(side: int, count: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return random square parts of the four photos, uint8 (4 · count, side, side, 3), and the
+    number of each one's photo."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for name in PHOTOS:
+        source = getattr(skimage.data, name)()
+        for _ in range(count):
+            length = int(min(source.shape[:2]) * rng.uniform(0.25, 0.6))
+            top, left = (int(rng.integers(0, each - length)) for each in source.shape[:2])
+            part = source[top : top + length, left : left + length]
+            found.append(cv2.resize(part, (side, side), interpolation=cv2.INTER_AREA))
+    return np.stack(found), np.repeat(np.arange(len(PHOTOS)), count)
+
+
+def as_trained(model: nn.Module) -> nn.Module:
+    """Give norms statistics and weights as after training."""
+    for module in model.modules():
+        if (
+            isinstance(module, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm)
+            and module.weight is not None
+        ):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.1)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.get_buffer("running_mean"), 0, 0.1)
+            nn.init.uniform_(module.get_buffer("running_var"), 0.5, 1.5)
+    return model.eval()
+
+
+def trained(model: nn.Module, training: Training) -> nn.Module:
+    """Train a model on parts of the photos until it knows them."""
+    photos, truth = parts(training.photo, EACH, 0)
+    inputs, labels = training.inputs(photos), torch.from_numpy(truth)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    for _ in range(12):
+        for chosen in torch.split(torch.randperm(len(labels)), 32):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs[chosen]), labels[chosen])
+            torch.autograd.backward(loss)
+            optimizer.step()
+    return model.eval()
+
+
+def folder_of(training: Training, folder: Path) -> Path:
+    photos, truth = parts(training.photo, EACH // 3, 1)
+    for number, (photo, kind) in enumerate(zip(photos, truth, strict=True)):
+        file = folder / "photos" / PHOTOS[kind] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photo).save(file)
+    return folder / "photos"
+
+
+def outcome(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what the command says of a checkpoint, and whether that is right."""
+    torch.manual_seed(7)
+    model = checkpoint.make()
+    training = checkpoint.training
+    model = trained(model, training) if training else as_trained(model)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        file = checkpoint.save(model, folder)
+        command = [sys.executable, "-m", "service", "init", str(file)]
+        if training:
+            command += ["--photos", str(folder_of(training, folder))]
+        begun = monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        row: dict[str, Any] = {"name": checkpoint.name, "seconds": monotonic() - begun}
+        written = folder / "models.toml"
+        if not written.exists():
+            (last, *_) = (done.stdout + done.stderr).strip().splitlines()[-1:]
+            near = re.search(r"nearest architecture is (\S+),", done.stdout + done.stderr)
+            refused = near[1].partition(":")[2] if near else ""
+            right = (not checkpoint.whole and refused in checkpoint.name.replace("-", "_")) or (
+                not checkpoint.images and not near
+            )
+            return row | {"source": near[1] if near else "", "right": right, "said": last[:300]}
+        (entry,) = read_catalog(written)
+        surety = re.search(r"# (sure|likely|not known): .*\nsource", written.read_text())
+        row |= {"source": entry.source, "sure": surety[1] if surety else ""}
+        built = build(entry, None)
+        right = checkpoint.images and is_same(model, built, checkpoint.side)
+        row |= {"right": right, "whole": checkpoint.whole}
+        if training:
+            row["accuracy"] = accuracy(built, training)
+            photos, truth = parts(training.photo, EACH, 2)
+            with torch.inference_mode():
+                found = model(training.inputs(photos)).argmax(1).numpy()
+            row["true accuracy"] = float((found == truth).mean())
+        return row
+
+
+def is_same(model: nn.Module, built: Built, side: int) -> bool:
+    images = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        mine, theirs = model(images), built.module.eval()(images)
+    mine = getattr(mine, "logits", mine)
+    theirs = getattr(theirs, "logits", theirs)
+    return bool((mine - theirs).abs().max() <= 1e-4 * mine.abs().max())
+
+
+def accuracy(built: Built, training: Training) -> float:
+    """Return how often the served model is right about parts that nobody has seen."""
+    photos, truth = parts(training.photo, EACH, 2)
+    prepared = [built.preprocessing.apply(Image.fromarray(each), "auto").pixels for each in photos]
+    normalise = Normalisation(built.preprocessing, torch.device("cpu"))
+    with torch.inference_mode():
+        found = built.module.eval()(normalise(np.stack(prepared))).argmax(1).numpy()
+    return float((found == truth).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=[each.name for each in CHECKPOINTS])
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    chosen = [each for each in CHECKPOINTS if each.name in (arguments.only or [each.name])]
+    table = Table("checkpoint", "source", "right", "sure", "accuracy", "of", "s")
+    rows = []
+    for checkpoint in chosen:
+        row = outcome(checkpoint)
+        rows.append(row)
+        shares = (f"{row[key]:.3f}" if key in row else "" for key in ("accuracy", "true accuracy"))
+        right, sure = "yes" if row["right"] else "NO", row.get("sure", row.get("said", ""))
+        table.add_row(row["name"], row["source"], right, sure, *shares, f"{row['seconds']:.0f}")
+        print(row, file=sys.stderr, flush=True)
+    Console(width=120).print(table)
+    wrong = [row["name"] for row in rows if not row["right"]]
+    confident = [row["name"] for row in rows if not row["right"] and row.get("sure") == "sure"]
+    print(f"right: {len(rows) - len(wrong)} of {len(rows)}; wrong and sure: {confident}")
+    if arguments.write:
+        record("own_checkpoints", rows=rows)
+
+
+if __name__ == "__main__":
+    main()

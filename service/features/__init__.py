@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "batch": "service.features.batch.command",
     "audit": "service.features.audit.command",
     "reference": "service.features.drift.command",
+    "init": "service.features.init.command",
 }
 """Name of a command → the module whose `command` it is. It is imported when it is needed."""
 

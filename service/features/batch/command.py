@@ -50,6 +50,13 @@ def command(
     report: Annotated[
         Path | None, typer.Option(help="A page to write: thumbnails, mean maps, failures.")
     ] = None,
+    true_classes: Annotated[
+        bool,
+        typer.Option(
+            "--true-classes",
+            help="Each image's folder is its class: explain that, and count mistakes.",
+        ),
+    ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try those again that failed before.")
     ] = False,
@@ -73,7 +80,7 @@ def command(
     from service.features.batch.run import Run, batch
 
     configuration = RunConfiguration({**given, **_pairs_of(other)}, output, pictures)
-    run = Run(source, settings, configuration, model, retry_failed)
+    run = Run(source, settings, configuration, model, retry_failed, true_classes)
     explain = None if ray is None else _on_ray(ray)
     end_after(lambda: batch(run, report=report, explain=explain))
 

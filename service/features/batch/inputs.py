@@ -9,7 +9,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -53,6 +53,26 @@ class Inputs:
     def wanted(self) -> list[str | None]:
         """Target of each image, in the order of the ids; None for images without their own."""
         return [self.targets.get(name) for name in self.ids]
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Id → the first folder of its path, for the images that lie in one."""
+        parts = ((name, name.partition("/")) for name in self.ids)
+        return {name: folder for name, (folder, slash, _) in parts if slash}
+
+    def of_classes(self) -> Inputs:
+        """Return the same images, with the first folder of each one's path as its target.
+
+        Raises:
+            ConfigError: if an image lies in no folder.
+        """
+        folders = self.folders
+        if beside := [name for name in self.ids if name not in folders]:
+            raise ConfigError(
+                f"--true-classes takes the folder of each image for its class, and {beside[0]!r} "
+                f"({len(beside)} of {len(self.ids)} images) lies in none"
+            )
+        return replace(self, targets=folders)
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from service.core.errors import ConfigError, Problem, one_line
 from service.core.settings import CoreSettings
 from service.features.batch.configuration import RunConfiguration
 from service.features.batch.decoder import Decoder
-from service.features.batch.inputs import open_inputs
 from service.features.batch.parts import Parts
 from service.features.batch.progress import Tally, begun, say, shown
 from service.features.batch.run import Run
@@ -59,7 +58,7 @@ def explain_on_ray(run: Run, *, address: str) -> Tally:
     source = run.source and os.path.abspath(run.source)  # noqa: PTH100 - a pattern is not a path
     parts = Parts(configuration.output)
     with (
-        open_inputs(source, configuration.output) as inputs,
+        replace(run, source=source, configuration=configuration).inputs() as inputs,
         _connected(address),
         _terminated_as_interrupted(),
     ):

@@ -20,7 +20,7 @@ from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
 from service.core.settings import CoreSettings
 from service.features.batch.configuration import LOCK, RECORD, RunConfiguration, source_of
-from service.features.batch.inputs import open_inputs
+from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.parts import MANIFEST, PARTS, Parts
 from service.features.batch.progress import Tally, begun, say, shown
 from service.features.batch.work import UnreadImage, check, explain_item, made_with, raise_last
@@ -44,6 +44,7 @@ class Run:
         source: a folder, a pattern, a zip, a table or an image; see `open_inputs`.
         model: name of the model; None for the default.
         retry_failed: whether images that failed before are explained again.
+        true_classes: whether the folder of each image is its class, which is explained.
     """
 
     source: str
@@ -51,7 +52,18 @@ class Run:
     configuration: RunConfiguration
     model: str | None = None
     retry_failed: bool = False
+    true_classes: bool = False
     console: Console = field(default_factory=lambda: Console(stderr=True))
+
+    @contextmanager
+    def inputs(self) -> Iterator[Inputs]:
+        """Open the images; see `open_inputs`.
+
+        Raises:
+            ConfigError: if there are none, or if one has no class.
+        """
+        with open_inputs(self.source, self.configuration.output) as inputs:
+            yield inputs.of_classes() if self.true_classes else inputs
 
     def finish(self, work: Callable[[], Result]) -> Result | None:
         """Do the work while the output folder is locked. Return its result, or None if a signal
@@ -151,7 +163,7 @@ async def _explain(run: Run) -> Tally:
     cancel_at_sigterm()
     configuration, console = run.configuration, run.console
     parts = Parts(configuration.output)
-    with open_inputs(run.source, configuration.output) as inputs:
+    with run.inputs() as inputs:
         count = len(inputs.ids)
         async with local_session(run.settings, run.model, spread=True, images=count) as session:
             served = session.replicas.model

@@ -77,7 +77,7 @@ def check(
     if wrong:
         more = [f"and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []
         raise ConfigError(
-            f"{len(wrong)} of {len(counts)} different targets in the table cannot be explained: "
+            f"{len(wrong)} of {len(counts)} different targets cannot be explained: "
             + "; ".join(wrong[:LISTED] + more)
         )
 

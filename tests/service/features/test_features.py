@@ -50,9 +50,16 @@ BESIDE = {
     "explain": ["features/evaluate"],
     "answers": ["features/audit", "client"],
     "audit": ["client"],
-    "batch": ["features/audit", "features/drift"],
+    "batch": ["features/audit", "features/drift", "features/init"],
     "jobs": ["features/audit", "client"],
-    "report": ["client", "features/audit", "features/drift", "features/batch", "features/jobs"],
+    "report": [
+        "client",
+        "features/audit",
+        "features/drift",
+        "features/init",
+        "features/batch",
+        "features/jobs",
+    ],
 }
 """What is deleted with a feature: features that need it, as `pyproject.toml` says, and the client
 if it reads what the feature answers."""

@@ -238,7 +238,7 @@ def test_the_classes_are_those_of_the_files_head(tmp_path: Path, source: str) ->
 def headed(name: str, where: str, *layers: nn.Module) -> nn.Module:
     """A model of torchvision with another last layer, with statistics as after training."""
     torch.manual_seed(4)
-    model = torchvision.models.get_model(name, weights=None)
+    model: nn.Module = torchvision.models.get_model(name, weights=None)
     parent, _, last = where.rpartition(".")
     head = nn.Sequential(*layers) if len(layers) > 1 else layers[0]
     setattr(model.get_submodule(parent), last, head)

@@ -183,6 +183,35 @@ def test_own_targets_of_a_table(gradcam: Shell, models: str, tmp_path: Path) -> 
     assert found["a"]["picture"] is None
 
 
+def test_folders_are_true_classes_where_that_is_said(
+    gradcam: Shell, models: str, tmp_path: Path
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for each in ("0", "2"):
+        small_photos(photos / each, 2)
+    (photos / "2" / "more").mkdir()
+    noise(32, 32, 99).save(photos / "2" / "more" / "x.png")
+    line = ("--output", output, "--models", models, "--pictures", "none", "--true-classes")
+    report = tmp_path / "report.html"
+    assert gradcam(photos, *line, "--report", report)[0] == 0
+    found = {row["id"]: row for row in rows(output)}
+    assert [row["target_index"] for row in found.values()] == [0, 0, 2, 2, 2]
+    for row in found.values():
+        assert row["correct"] is (row["predicted_index"] == row["target_index"])
+    wrong = [row for row in found.values() if not row["correct"]]
+    text = report.read_text()
+    assert wrong, "random weights are not always right"
+    assert "Predicted as named" in text
+    assert text.index('<section id="wrong"') < text.index('<section id="classes"')
+    code, said = gradcam(photos / "2", *line[:2], *line[2:])
+    assert (code, "'000.png' (2 of 3 images) lies in none" in said) == (2, True)
+    (photos / "2").rename(photos / "tabby")
+    code, said = gradcam(photos, "--output", tmp_path / "other", *line[2:])
+    assert code == 2
+    assert "1 of 2 different targets cannot be explained: 'tabby' (3 images): " in said
+
+
 def test_all_targets_of_a_table_are_looked_at_first(
     gradcam: Shell, models: str, tmp_path: Path
 ) -> None:
@@ -193,7 +222,7 @@ def test_all_targets_of_a_table_are_looked_at_first(
     table.write_text("\n".join(["id,path,target", *lines]))
     code, said = gradcam(table, "--output", tmp_path / "out", "--models", models)
     assert code == 2
-    assert "2 of 4 different targets in the table cannot be explained: 'tabby' (1 image): " in said
+    assert "2 of 4 different targets cannot be explained: 'tabby' (1 image): " in said
     assert "'3' (2 images): class index 3 is out of range; model 'tiny' has classes 0 to 2" in said
     assert not (tmp_path / "out").exists()
 

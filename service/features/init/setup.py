@@ -1,0 +1,331 @@
+"""Finding out how a checkpoint can be served."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from cam.errors import CamError
+from service.core.errors import ConfigError
+from service.features.init.architectures import Match, Search, search
+from service.features.init.entry import Finding, Surety
+from service.features.init.photos import Photos
+from service.features.init.trial import RANGES, Outcome, Trials, clearly_best, logits
+from service.loading.sources import Built, build
+from service.loading.weights import State, WeightsError, read_shapes
+from service.models.catalog import CATALOG, ModelEntry
+
+MOST: Final = 8
+"""Largest number of architectures with the file's tensors that are computed and compared."""
+TRIAL_SECONDS: Final = 20.0
+"""About how long photos are tried."""
+EQUAL: Final = 1e-4
+"""Largest difference of outputs that are equal, as a share of the largest output."""
+GRAPHS: Final = {".onnx": "onnx", ".xml": "openvino"}
+Ask = Callable[[str, str], str]
+"""Asks a question with a proposed answer, and returns the answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Architectures with equal outputs, of which the first is taken."""
+
+    names: tuple[str, ...]
+    match: Match
+    built: Built
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What was found out about a file."""
+
+    findings: list[Finding]
+    labels: tuple[str, ...] = ()
+    """Labels to write into a file."""
+    said: str = ""
+    """A sentence about photos that did not help."""
+
+
+def set_up(file: Path, photos: Photos | None, ask: Ask | None) -> SetUp:
+    """Find out how a file of weights can be served.
+
+    Args:
+        ask: asks the user what cannot be known; None if there is nobody to ask.
+
+    Raises:
+        ConfigError: if the file is not one of weights, or if no architecture has its tensors.
+    """
+    if file.suffix in GRAPHS:
+        kind = GRAPHS[file.suffix]
+        why = f"the file is a whole network; see docs/onnx.md for what an {kind}: entry can state"
+        return SetUp([Finding("source", f"{kind}:{file.name}", "sure", why)])
+    if config := _config_beside(file):
+        folder = "." if file.is_file() else file.name
+        why = f"{config} says that it is a model of transformers"
+        return SetUp([Finding("source", f"hf:{folder}", "sure", why)])
+    try:
+        state = read_shapes(file)
+    except WeightsError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    found = search(state)
+    if not found.matches:
+        raise ConfigError(f"{file}: {_why_none(state, found)}")
+    choices = _choices(file, found.matches)
+    if not choices:
+        names = ", ".join(match.source for match in found.matches[:MOST])
+        raise ConfigError(f"{file}: its tensors are those of {names}, which cannot be loaded")
+    return _of_choices(file, found, choices, photos, ask)
+
+
+def _of_choices(
+    file: Path, found: Search, choices: Sequence[Choice], photos: Photos | None, ask: Ask | None
+) -> SetUp:
+    classes = _classes_of(choices[0].built)
+    judged = photos if photos and len(photos.classes) == classes else None
+    each = TRIAL_SECONDS / len(choices)
+    outcomes = [Trials(one.built, judged, each).outcome() for one in choices] if judged else []
+    chosen = 0
+    if len(outcomes) > 1:
+        best = clearly_best(outcomes)
+        chosen = best or 0
+        told = best is not None and outcomes[best].knows
+    else:
+        told = len(choices) == 1
+    if not told and len(choices) > 1 and ask:
+        names = [choice.match.source for choice in choices]
+        answer = ask(f"Which one is it: {', '.join(names)}?", names[chosen])
+        if answer in names:
+            chosen, told = names.index(answer), True
+    outcome = outcomes[chosen] if outcomes else None
+    choice = choices[chosen]
+    findings = [_source(choice, choices, found, outcome, told)]
+    findings.append(Finding("weights", file.name, "sure", "the file"))
+    labels, finding = _labels(file, classes, photos)
+    findings.append(finding)
+    findings += _preprocessing(choice.built, photos, outcome, ask)
+    return SetUp(findings, labels, _said(classes, photos, outcome))
+
+
+def _config_beside(file: Path) -> Path | None:
+    """Return the config.json of a Hugging Face model that a file or folder belongs to."""
+    config = (file if file.is_dir() else file.parent) / "config.json"
+    try:
+        held = json.loads(config.read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(held, dict) and "model_type" in held else None
+
+
+def _why_none(state: State, found: Search) -> str:
+    """Return why nothing fits, and what can be done, as half a sentence."""
+    if not any(value.ndim == 4 for value in state.values()):
+        return (
+            f"none of its {len(state)} tensors is that of a convolution, so it is not an image "
+            "model of torchvision or timm; a factory can serve any other module that takes images "
+            '(source = "factory:package.module:function")'
+        )
+    if found.nearest is None:
+        return (
+            "no architecture of torchvision or timm has its tensors, such as "
+            f"{next(iter(state))!r}; for a model of transformers, put its config.json beside it; "
+            'for a network of your own, use source = "factory:package.module:function"'
+        )
+    return (
+        f"the nearest architecture is {found.nearest}, and {found.why}; if you changed its layers, "
+        "a function that builds the changed model can be served:\n\n"
+        f"{_factory(found.nearest)}\n"
+        'source = "factory:model:make" in models.toml, with the folder of model.py in PYTHONPATH'
+    )
+
+
+def _factory(source: str) -> str:
+    library, _, name = source.partition(":")
+    made = (
+        f"timm.create_model({name!r})"
+        if library == "timm"
+        else f"torchvision.models.get_model({name!r}, weights=None)"
+    )
+    return (
+        f"  # model.py\n  import {library}\n\n  def make():\n      model = {made}\n"
+        "      ...  # change it as you did before training\n      return model\n"
+    )
+
+
+def _choices(file: Path, matches: Sequence[Match]) -> list[Choice]:
+    """Return the architectures with the file's tensors, one for all whose outputs are equal.
+
+    torchvision's come first, then the ones with the shortest names."""
+    ordered = sorted(matches, key=lambda each: (each.source.startswith("timm"), len(each.source)))
+    choices: list[Choice] = []
+    outputs: list[Tensor] = []
+    for match in ordered[:MOST]:
+        entry = ModelEntry(name="model", source=match.source, weights=file.name)
+        try:
+            with _unwarned():
+                built = build(entry.of_file(file.parent / CATALOG), None)
+            output = _output(built)
+        except (ConfigError, CamError, RuntimeError, ValueError):
+            continue
+        for number, other in enumerate(outputs):
+            if _is_equal(output, other):
+                former = choices[number]
+                names = (*former.names, match.source)
+                choices[number] = Choice(names, former.match, former.built)
+                break
+        else:
+            choices.append(Choice((match.source,), match, built))
+            outputs.append(output)
+    return choices
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Let `build` not warn of the head, of which the finding speaks."""
+    log = logging.getLogger(build.__module__)
+    former = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(former)
+
+
+def _output(built: Built) -> Tensor:
+    shape = (1, 3, built.preprocessing.height, built.preprocessing.width)
+    return logits(built, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool((one - other).abs().max() <= EQUAL * one.abs().max())
+
+
+def _classes_of(built: Built) -> int:
+    return int(_output(built).shape[1])
+
+
+def _source(
+    choice: Choice,
+    choices: Sequence[Choice],
+    found: Search,
+    outcome: Outcome | None,
+    told: bool,
+) -> Finding:
+    surety: Surety = "sure"
+    why = "it has the names and shapes of all tensors"
+    if len(choice.names) > 1:
+        why += f"; {', '.join(choice.names[1:])} would give the same outputs"
+    others = [each.match.source for each in choices if each is not choice]
+    if others and told:
+        why += f", and is right more often than {', '.join(others)}"
+    elif others:
+        surety = "not known"
+        why = f"{', '.join(others)}, too, would fit the tensors, and give other outputs; "
+        why += "the photos do not tell" if outcome else "photos in folders (--photos) may tell"
+    elif len(found.matches) > MOST or not found.is_complete:
+        surety = "likely"
+        why += "; not all architectures with such tensors were compared"
+    head = choice.match.head
+    if head and not (outcome and outcome.knows):
+        surety = "likely" if surety == "sure" else surety
+        why += (
+            f"; {head.given!r} is loaded as {head.own!r}, and layers without weights around it, "
+            "which usually are dropout, are not in the file"
+        )
+    return Finding("source", choice.match.source, surety, why)
+
+
+def _labels(file: Path, classes: int, photos: Photos | None) -> tuple[tuple[str, ...], Finding]:
+    if photos and len(photos.classes) == classes:
+        why = "the folders of the photos in the order of their names, as ImageFolder counts them"
+        return photos.classes, Finding("labels", f"{file.stem}.labels.txt", "likely", why)
+    if classes == 1000:
+        return (), Finding("labels", "imagenet", "likely", "there are 1000 classes")
+    why = f"the file does not name its {classes} classes: write one per line into a file"
+    return (), Finding("labels", None, "not known", why)
+
+
+def _preprocessing(
+    built: Built, photos: Photos | None, outcome: Outcome | None, ask: Ask | None
+) -> list[Finding]:
+    own = min(built.preprocessing.height, built.preprocessing.width)
+    if outcome and outcome.knows:
+        return _tried(outcome)
+    size, surety = own, "not known"
+    why = f"{own} is the architecture's own; photos in a folder for each class (--photos) tell more"
+    if photos and photos.side and photos.side != own and _takes(built, photos.side):
+        size, surety = photos.side, "likely"
+        why = f"all photos are {size} × {size}; the architecture's own is {own}"
+    if ask:
+        answer = ask("Height and width of the model's input in pixels?", str(size))
+        if answer.isdigit() and _takes(built, int(answer)):
+            size, surety, why = int(answer), "sure", "you said so"
+    said: Surety = surety  # type: ignore[assignment]
+    manner = f"{_mean(built)} is the source's own"
+    return [
+        Finding("input_size", size if size != own else None, said, why),
+        Finding("mean", None, "not known", manner),
+    ]
+
+
+def _mean(built: Built) -> str:
+    mean, std = (
+        ", ".join(f"{value:.3g}" for value in each)
+        for each in (built.preprocessing.mean, built.preprocessing.std)
+    )
+    return f"mean {mean} and std {std}"
+
+
+def _takes(built: Built, side: int) -> bool:
+    try:
+        logits(built, torch.zeros(1, 3, side, side))
+    except (RuntimeError, ValueError, AssertionError, IndexError):
+        return False
+    return True
+
+
+def _tried(outcome: Outcome) -> list[Finding]:
+    best, own = outcome.setting, outcome.own
+    right = f"{outcome.right:.0%} of {outcome.photos} photos are right"
+    if best == own:
+        said = f"{right}, and no other setting is clearly better"
+        return [Finding("input_size", None, "sure", said)]
+    why = (
+        f"{right}; with the source's own preprocessing at {own.size} it is {outcome.own_right:.0%}"
+    )
+    findings = [Finding("input_size", best.size, "sure", why)]
+    if best.range:
+        values: dict[str, Any] = RANGES[best.range]
+        for key in ("mean", "std"):
+            findings.append(Finding(key, list(values[key]), "sure", f"{best.range}; {right}"))
+        if values.get("byte_range"):
+            findings.append(Finding("value_range", "0-255", "sure", f"{best.range}; {right}"))
+    if best.order == "bgr":
+        findings.append(Finding("channel_order", "bgr", "sure", right))
+    return findings
+
+
+def _said(classes: int, photos: Photos | None, outcome: Outcome | None) -> str:
+    """Return a sentence about photos that did not help; "" if they did."""
+    if photos and photos.classes and len(photos.classes) != classes:
+        return (
+            f"The photos are in {len(photos.classes)} folders, and the model has {classes} "
+            "classes, so what it says of the photos was not compared."
+        )
+    if photos and not photos.classes:
+        return "The photos are not in a folder for each class, so nothing tells what is right."
+    if outcome and not outcome.knows:
+        return (
+            f"The model is right about {outcome.right:.0%} of {outcome.photos} photos, which "
+            "chance could be: perhaps its classes are not in the order of the folders' names."
+        )
+    return ""

@@ -1,0 +1,208 @@
+"""The input size and preprocessing with which a model is right about photos of known classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from time import monotonic
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from cam.hooks.inference import evaluating
+from service.features.init.photos import Photos
+from service.loading.sources import Built
+from service.loading.transforms import Normalisation
+from service.models.preprocessing import Preprocessing
+
+Order = Literal["rgb", "bgr"]
+ORDERS: Final[tuple[Order, ...]] = get_args(Order)
+Log = NDArray[np.float64]
+"""The logarithm of the probability of each photo's class, at least `LEAST_LOG`."""
+LEAST_LOG: Final = -10.0
+"""A model that is sure of another class is wrong, however sure it is."""
+TRIALS: Final = 50
+"""About the number of settings that are tried."""
+FEWEST: Final = 16
+"""Least number of photos with which a setting is tried."""
+JUDGES: Final = 3
+"""How many times as many photos judge the setting that was chosen."""
+BATCH: Final = 8
+SIZES: Final = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 299, 320, 384)
+"""Sides of inputs that are tried, in pixels."""
+CLEAR: Final = 2.0
+"""Least number of standard errors by which a setting must be better to be known to be."""
+IMAGENET: Final[dict[str, Any]] = {
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "byte_range": False,
+}
+RANGES: Final[dict[str, dict[str, Any]]] = {
+    "ImageNet's mean and std": IMAGENET,
+    "mean and std 0.5, which is -1 to 1": {"mean": (0.5,) * 3, "std": (0.5,) * 3},
+    "0 to 1": {"mean": (0.0,) * 3, "std": (1.0,) * 3},
+    "0 to 255": {"mean": (0.0,) * 3, "std": (1.0,) * 3, "byte_range": True},
+    "0 to 255 without ImageNet's mean": {
+        "mean": (123.68, 116.779, 103.939),
+        "std": (1.0,) * 3,
+        "byte_range": True,
+    },
+}
+"""What training code makes of pixels, by its name."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to prepare photos."""
+
+    size: int
+    range: str
+    """A name of `RANGES`, or "" for the source's own."""
+    order: Order = "rgb"
+
+    def of(self, own: Preprocessing) -> Preprocessing:
+        """Return a source's preprocessing, changed to this one. The whole photo is shown."""
+        changes = {**IMAGENET, **RANGES[self.range]} if self.range else {}
+        return dataclasses.replace(
+            own,
+            height=self.size,
+            width=self.size,
+            shorter_side=self.size,
+            reversed=self.order == "bgr",
+            **changes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What trials have shown."""
+
+    setting: Setting
+    """The best setting; the source's own, unless another one is clearly better."""
+    right: float
+    """Share of photos of which the model is right, 0 … 1."""
+    own: Setting
+    """The source's setting."""
+    own_right: float
+    log: Log
+    photos: int
+    knows: bool
+    """Whether the model is right more often than by chance."""
+
+
+class Trials:
+    """Tries settings of one model on photos of known classes. What was tried is remembered."""
+
+    def __init__(self, built: Built, photos: Photos, seconds: float) -> None:
+        """Prepare trials that take about so many seconds. No setting is tried after them."""
+        self._built, self._photos, self._seconds = built, photos, seconds
+        self._until = monotonic() + seconds
+        self._size = min(built.preprocessing.height, built.preprocessing.width)
+        self._known: dict[Setting, tuple[Log, float] | None] = {}
+
+    def outcome(self) -> Outcome:
+        """Return the best setting: one thing after the other is changed until nothing is better.
+
+        Raises:
+            ValueError: if the model does not take its source's own input.
+        """
+        own = Setting(self._size, "")
+        photos = self._photos
+        self._photos = photos.first(self._affordable(own))
+        side = self._photos.side
+        starts = [own.size, *([side] if side else [])]
+        # A model of one size is not tried at the others again and again.
+        sizes = sorted({*SIZES, *starts}, key=lambda size: abs(size - (side or own.size)))
+        manners = [(each, order) for order in ORDERS for each in ("", *RANGES)]
+        self._known[own] = self._tried(own, self._photos)
+        best = self._best(own, (Setting(size, *manner) for size in starts for manner in manners))
+        while True:
+            before = best
+            best = self._best(best, (dataclasses.replace(best, size=size) for size in sizes))
+            best = self._best(best, (Setting(best.size, *manner) for manner in manners))
+            if best == before:
+                break
+        # More photos judge what few have chosen.
+        photos = photos.first(JUDGES * len(self._photos.images))
+        found, own_found = self._tried(best, photos), self._tried(own, photos)
+        if not is_clear(found[0], own_found[0]):
+            best, found = own, own_found
+        count, classes = len(photos.images), len(photos.classes)
+        chance = 1 / classes
+        knows = found[1] > chance + CLEAR * math.sqrt(chance * (1 - chance) / count)
+        return Outcome(best, found[1], own, own_found[1], found[0], count, knows)
+
+    def _of(self, setting: Setting) -> tuple[Log, float] | None:
+        """Return how right the model is with a setting; None if it does not take such an input."""
+        if setting not in self._known and monotonic() > self._until:
+            return None
+        if setting not in self._known:
+            try:
+                self._known[setting] = self._tried(setting, self._photos)
+            except (RuntimeError, ValueError, AssertionError, IndexError):
+                self._known[setting] = None  # as torch, timm and torchvision say that of a size
+        return self._known[setting]
+
+    def _best(self, best: Setting, others: Iterable[Setting]) -> Setting:
+        """Return the best of these settings; the first one, if no other is better."""
+        tried = ((each, self._of(each)) for each in chain([best], others))
+        found = [(each, known[0].mean()) for each, known in tried if known]
+        return max(found, key=lambda pair: pair[1])[0]
+
+    def _affordable(self, own: Setting) -> int:
+        """Return the number of photos for which there is time."""
+        few = self._photos.first(BATCH)
+        self._tried(own, few.first(1))  # the first pass takes longer
+        begun = monotonic()
+        self._tried(own, few)
+        each = (monotonic() - begun) / len(few.images)
+        return int(min(max(self._seconds / TRIALS / each, FEWEST), len(self._photos.images)))
+
+    def _tried(self, setting: Setting, photos: Photos) -> tuple[Log, float]:
+        preprocessing = setting.of(self._built.preprocessing)
+        normalise = Normalisation(preprocessing, torch.device("cpu"))
+        outputs = []
+        for start in range(0, len(photos.images), BATCH):
+            images = photos.images[start : start + BATCH]
+            pixels = np.stack([preprocessing.apply(each, "squash").pixels for each in images])
+            outputs.append(logits(self._built, normalise(pixels)))
+        logs = functional.log_softmax(torch.cat(outputs), 1).double().numpy()
+        truth = np.array(photos.truth)
+        log = logs[np.arange(len(truth)), truth].clip(LEAST_LOG)
+        return log, float((logs.argmax(1) == truth).mean())
+
+
+def logits(built: Built, images: torch.Tensor) -> torch.Tensor:
+    """Return a classifier's logits, float32 (N, classes); of one logit, those of its two classes.
+
+    Raises:
+        ValueError: if the model returns something else.
+    """
+    with torch.inference_mode(), evaluating(built.module):
+        output = built.module(images.contiguous())
+    if not isinstance(output, torch.Tensor) or output.ndim != 2:
+        raise ValueError("the model's output is not a row of logits for each image")
+    return torch.cat([-output, output], 1) / 2 if output.shape[1] == 1 else output
+
+
+def is_clear(one: Log, other: Log) -> bool:
+    """Return whether one setting is better than the other on the same photos: by `CLEAR` standard
+    errors of the mean difference, or more."""
+    difference = one - other
+    spread = difference.std(ddof=1) / math.sqrt(len(difference))
+    return bool(difference.mean() > max(CLEAR * spread, 1e-6))
+
+
+def clearly_best(outcomes: Sequence[Outcome]) -> int | None:
+    """Return the number of the model that is clearly better than all others; None if none is."""
+    best = max(range(len(outcomes)), key=lambda number: outcomes[number].log.mean())
+    count = min(len(each.log) for each in outcomes)
+    log = outcomes[best].log[:count]
+    others = [each.log[:count] for number, each in enumerate(outcomes) if number != best]
+    return best if all(is_clear(log, other) for other in others) else None
