@@ -318,6 +318,9 @@ def trained(model: nn.Module, training: Training) -> nn.Module:
     photos, truth = parts(training.photo, EACH, 0)
     inputs, labels = training.inputs(photos), torch.from_numpy(truth)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.1  # a hundred steps must do for its statistics
     model.train()
     for _ in range(12):
         for chosen in torch.split(torch.randperm(len(labels)), 32):

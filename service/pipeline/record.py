@@ -41,6 +41,8 @@ MOST_LOST: Final = 0.25
 """Largest share of a photo that may be cut off without a warning."""
 EDGE: Final = 0.02
 """Least share of a side that is cut off at an edge for a warning of heat at that edge."""
+MOST_ENLARGED: Final = 2.0
+"""Largest factor by which a photo is enlarged to the model's input without a warning."""
 MOST_SQUEEZED: Final = 2.5
 """Largest change of a photo's proportions by squashing without a warning."""
 
@@ -240,6 +242,13 @@ def _fit_warnings(
             f"the photo of {width} × {height} pixels was squashed to {seen_width} × {seen_height}: "
             f"one side {times:.1f} times as much as the other; fit=crop and fit=pad keep the "
             "proportions"
+        )
+    across, down = seen_width / (box.right - box.left), seen_height / (box.bottom - box.top)
+    if (times := min(across, down)) > MOST_ENLARGED:
+        warnings.append(
+            f"the photo of {width} × {height} pixels was enlarged {times:.1f} times to the model's "
+            f"{seen_width} × {seen_height}; if the model was trained on photos of that size, its "
+            "entry needs input_size"
         )
     return warnings
 

@@ -18,14 +18,14 @@ from service.core.errors import ConfigError
 from service.features.init.architectures import Match, Search, search
 from service.features.init.entry import Finding, Surety
 from service.features.init.photos import Photos
-from service.features.init.trial import RANGES, Outcome, Trials, clearly_best, logits
+from service.features.init.trial import RANGES, Outcome, Trials, clearly_best, logits, takes, tried
 from service.loading.sources import Built, build
 from service.loading.weights import State, WeightsError, read_shapes
 from service.models.catalog import CATALOG, ModelEntry
 
 MOST: Final = 8
 """Largest number of architectures with the file's tensors that are computed and compared."""
-TRIAL_SECONDS: Final = 20.0
+TRIAL_SECONDS: Final = 30.0
 """About how long photos are tried."""
 EQUAL: Final = 1e-4
 """Largest difference of outputs that are equal, as a share of the largest output."""
@@ -90,21 +90,18 @@ def _of_choices(
 ) -> SetUp:
     classes = _classes_of(choices[0].built)
     judged = photos if photos and len(photos.classes) == classes else None
-    each = TRIAL_SECONDS / len(choices)
-    outcomes = [Trials(one.built, judged, each).outcome() for one in choices] if judged else []
-    chosen = 0
-    if len(outcomes) > 1:
-        best = clearly_best(outcomes)
-        chosen = best or 0
-        told = best is not None and outcomes[best].knows
-    else:
-        told = len(choices) == 1
+    outcome = Trials(choices[0].built, judged, TRIAL_SECONDS).outcome() if judged else None
+    chosen, told = 0, len(choices) == 1
+    if outcome and outcome.knows and not told:
+        # Models with the same tensors were trained with the same preprocessing.
+        scores = [tried(each.built, outcome.setting, outcome.photos) for each in choices]
+        best = clearly_best(scores)
+        chosen, told = best or 0, best is not None
     if not told and len(choices) > 1 and ask:
         names = [choice.match.source for choice in choices]
         answer = ask(f"Which one is it: {', '.join(names)}?", names[chosen])
         if answer in names:
             chosen, told = names.index(answer), True
-    outcome = outcomes[chosen] if outcomes else None
     choice = choices[chosen]
     findings = [_source(choice, choices, found, outcome, told)]
     findings.append(Finding("weights", file.name, "sure", "the file"))
@@ -228,7 +225,8 @@ def _source(
     if others and told:
         why += f", and is right more often than {', '.join(others)}"
     elif others:
-        surety = "not known"
+        # torchvision's are by far the most common.
+        surety = "likely" if choice.match.source.startswith("torchvision:") else "not known"
         why = f"{', '.join(others)}, too, would fit the tensors, and give other outputs; "
         why += "the photos do not tell" if outcome else "photos in folders (--photos) may tell"
     elif len(found.matches) > MOST or not found.is_complete:
@@ -262,12 +260,12 @@ def _preprocessing(
         return _tried(outcome)
     size, surety = own, "not known"
     why = f"{own} is the architecture's own; photos in a folder for each class (--photos) tell more"
-    if photos and photos.side and photos.side != own and _takes(built, photos.side):
+    if photos and photos.side and photos.side != own and takes(built, photos.side):
         size, surety = photos.side, "likely"
         why = f"all photos are {size} × {size}; the architecture's own is {own}"
     if ask:
         answer = ask("Height and width of the model's input in pixels?", str(size))
-        if answer.isdigit() and _takes(built, int(answer)):
+        if answer.isdigit() and takes(built, int(answer)):
             size, surety, why = int(answer), "sure", "you said so"
     said: Surety = surety  # type: ignore[assignment]
     manner = f"{_mean(built)} is the source's own"
@@ -285,32 +283,24 @@ def _mean(built: Built) -> str:
     return f"mean {mean} and std {std}"
 
 
-def _takes(built: Built, side: int) -> bool:
-    try:
-        logits(built, torch.zeros(1, 3, side, side))
-    except (RuntimeError, ValueError, AssertionError, IndexError):
-        return False
-    return True
-
-
 def _tried(outcome: Outcome) -> list[Finding]:
     best, own = outcome.setting, outcome.own
-    right = f"{outcome.right:.0%} of {outcome.photos} photos are right"
+    right = f"{outcome.score.right:.0%} of {len(outcome.photos.images)} photos are right"
+    surety: Surety = "sure" if outcome.is_complete else "likely"
     if best == own:
-        said = f"{right}, and no other setting is clearly better"
-        return [Finding("input_size", None, "sure", said)]
-    why = (
-        f"{right}; with the source's own preprocessing at {own.size} it is {outcome.own_right:.0%}"
-    )
-    findings = [Finding("input_size", best.size, "sure", why)]
+        said = f"{right}, and no other setting that was tried is clearly better"
+        return [Finding("input_size", None, surety, said)]
+    why = f"{right}; with the source's own preprocessing at {own.size} it is "
+    why += f"{outcome.own_score.right:.0%}"
+    findings = [Finding("input_size", best.size, surety, why)]
     if best.range:
         values: dict[str, Any] = RANGES[best.range]
         for key in ("mean", "std"):
-            findings.append(Finding(key, list(values[key]), "sure", f"{best.range}; {right}"))
+            findings.append(Finding(key, list(values[key]), surety, f"{best.range}; {right}"))
         if values.get("byte_range"):
-            findings.append(Finding("value_range", "0-255", "sure", f"{best.range}; {right}"))
+            findings.append(Finding("value_range", "0-255", surety, f"{best.range}; {right}"))
     if best.order == "bgr":
-        findings.append(Finding("channel_order", "bgr", "sure", right))
+        findings.append(Finding("channel_order", "bgr", surety, right))
     return findings
 
 
@@ -325,7 +315,8 @@ def _said(classes: int, photos: Photos | None, outcome: Outcome | None) -> str:
         return "The photos are not in a folder for each class, so nothing tells what is right."
     if outcome and not outcome.knows:
         return (
-            f"The model is right about {outcome.right:.0%} of {outcome.photos} photos, which "
+            f"The model is right about {outcome.score.right:.0%} of {len(outcome.photos.images)} "
+            "photos, which "
             "chance could be: perhaps its classes are not in the order of the folders' names."
         )
     return ""

@@ -80,20 +80,35 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
+class Score:
+    """How right a model is about photos."""
+
+    log: Log
+    right: float
+    """Share of the photos of which the model predicts the class, 0 … 1."""
+
+
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """What trials have shown."""
 
     setting: Setting
     """The best setting; the source's own, unless another one is clearly better."""
-    right: float
-    """Share of photos of which the model is right, 0 … 1."""
+    score: Score
     own: Setting
     """The source's setting."""
-    own_right: float
-    log: Log
-    photos: int
-    knows: bool
-    """Whether the model is right more often than by chance."""
+    own_score: Score
+    photos: Photos
+    """The photos that judged both."""
+    is_complete: bool
+    """Whether the time was enough for all settings."""
+
+    @property
+    def knows(self) -> bool:
+        """Whether the model is right more often than by chance."""
+        chance = 1 / len(self.photos.classes)
+        spread = math.sqrt(chance * (1 - chance) / len(self.photos.images))
+        return self.score.right > chance + CLEAR * spread
 
 
 class Trials:
@@ -104,24 +119,20 @@ class Trials:
         self._built, self._photos, self._seconds = built, photos, seconds
         self._until = monotonic() + seconds
         self._size = min(built.preprocessing.height, built.preprocessing.width)
-        self._known: dict[Setting, tuple[Log, float] | None] = {}
+        self._known: dict[Preprocessing, Score | None] = {}
+        self._sizes = {self._size: True}
+        self._is_late = False
 
     def outcome(self) -> Outcome:
         """Return the best setting: one thing after the other is changed until nothing is better.
-
-        Raises:
-            ValueError: if the model does not take its source's own input.
-        """
+        Small inputs, which take less time, come first."""
         own = Setting(self._size, "")
         photos = self._photos
         self._photos = photos.first(self._affordable(own))
-        side = self._photos.side
-        starts = [own.size, *([side] if side else [])]
-        # A model of one size is not tried at the others again and again.
-        sizes = sorted({*SIZES, *starts}, key=lambda size: abs(size - (side or own.size)))
+        start = self._photos.side or own.size
+        sizes = sorted({*SIZES, start, own.size})
         manners = [(each, order) for order in ORDERS for each in ("", *RANGES)]
-        self._known[own] = self._tried(own, self._photos)
-        best = self._best(own, (Setting(size, *manner) for size in starts for manner in manners))
+        best = self._best(own, (Setting(start, *manner) for manner in manners))
         while True:
             before = best
             best = self._best(best, (dataclasses.replace(best, size=size) for size in sizes))
@@ -130,52 +141,65 @@ class Trials:
                 break
         # More photos judge what few have chosen.
         photos = photos.first(JUDGES * len(self._photos.images))
-        found, own_found = self._tried(best, photos), self._tried(own, photos)
-        if not is_clear(found[0], own_found[0]):
+        found, own_found = tried(self._built, best, photos), tried(self._built, own, photos)
+        if not is_clear(found.log, own_found.log):
             best, found = own, own_found
-        count, classes = len(photos.images), len(photos.classes)
-        chance = 1 / classes
-        knows = found[1] > chance + CLEAR * math.sqrt(chance * (1 - chance) / count)
-        return Outcome(best, found[1], own, own_found[1], found[0], count, knows)
-
-    def _of(self, setting: Setting) -> tuple[Log, float] | None:
-        """Return how right the model is with a setting; None if it does not take such an input."""
-        if setting not in self._known and monotonic() > self._until:
-            return None
-        if setting not in self._known:
-            try:
-                self._known[setting] = self._tried(setting, self._photos)
-            except (RuntimeError, ValueError, AssertionError, IndexError):
-                self._known[setting] = None  # as torch, timm and torchvision say that of a size
-        return self._known[setting]
+        return Outcome(best, found, own, own_found, photos, is_complete=not self._is_late)
 
     def _best(self, best: Setting, others: Iterable[Setting]) -> Setting:
         """Return the best of these settings; the first one, if no other is better."""
-        tried = ((each, self._of(each)) for each in chain([best], others))
-        found = [(each, known[0].mean()) for each, known in tried if known]
-        return max(found, key=lambda pair: pair[1])[0]
+        found = [(each, known) for each in chain([best], others) if (known := self._of(each))]
+        return max(found, key=lambda pair: pair[1].log.mean())[0]
+
+    def _of(self, setting: Setting) -> Score | None:
+        """Return how right the model is with a setting; None if it does not take such an input, or
+        if the time is over."""
+        key = setting.of(self._built.preprocessing)
+        if key not in self._known:
+            if self._known and monotonic() > self._until:
+                self._is_late = True
+                return None
+            fits = self._takes(setting.size)
+            self._known[key] = tried(self._built, setting, self._photos) if fits else None
+        return self._known[key]
+
+    def _takes(self, side: int) -> bool:
+        if side not in self._sizes:
+            self._sizes[side] = takes(self._built, side)
+        return self._sizes[side]
 
     def _affordable(self, own: Setting) -> int:
         """Return the number of photos for which there is time."""
         few = self._photos.first(BATCH)
-        self._tried(own, few.first(1))  # the first pass takes longer
+        tried(self._built, own, few.first(1))  # the first pass takes longer
         begun = monotonic()
-        self._tried(own, few)
+        tried(self._built, own, few)
         each = (monotonic() - begun) / len(few.images)
         return int(min(max(self._seconds / TRIALS / each, FEWEST), len(self._photos.images)))
 
-    def _tried(self, setting: Setting, photos: Photos) -> tuple[Log, float]:
-        preprocessing = setting.of(self._built.preprocessing)
-        normalise = Normalisation(preprocessing, torch.device("cpu"))
-        outputs = []
-        for start in range(0, len(photos.images), BATCH):
-            images = photos.images[start : start + BATCH]
-            pixels = np.stack([preprocessing.apply(each, "squash").pixels for each in images])
-            outputs.append(logits(self._built, normalise(pixels)))
-        logs = functional.log_softmax(torch.cat(outputs), 1).double().numpy()
-        truth = np.array(photos.truth)
-        log = logs[np.arange(len(truth)), truth].clip(LEAST_LOG)
-        return log, float((logs.argmax(1) == truth).mean())
+
+def tried(built: Built, setting: Setting, photos: Photos) -> Score:
+    """Return how right a model is about photos that are prepared in one way."""
+    preprocessing = setting.of(built.preprocessing)
+    normalise = Normalisation(preprocessing, torch.device("cpu"))
+    outputs = []
+    for start in range(0, len(photos.images), BATCH):
+        images = photos.images[start : start + BATCH]
+        pixels = np.stack([preprocessing.apply(each, "squash").pixels for each in images])
+        outputs.append(logits(built, normalise(pixels)))
+    logs = functional.log_softmax(torch.cat(outputs), 1).double().numpy()
+    truth = np.array(photos.truth)
+    log = logs[np.arange(len(truth)), truth].clip(LEAST_LOG)
+    return Score(log, float((logs.argmax(1) == truth).mean()))
+
+
+def takes(built: Built, side: int) -> bool:
+    """Return whether a model takes square inputs of a size."""
+    try:
+        logits(built, torch.zeros(1, 3, side, side))
+    except (RuntimeError, ValueError, AssertionError, IndexError):
+        return False  # as torch, timm and torchvision say it
+    return True
 
 
 def logits(built: Built, images: torch.Tensor) -> torch.Tensor:
@@ -199,10 +223,9 @@ def is_clear(one: Log, other: Log) -> bool:
     return bool(difference.mean() > max(CLEAR * spread, 1e-6))
 
 
-def clearly_best(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the number of the model that is clearly better than all others; None if none is."""
-    best = max(range(len(outcomes)), key=lambda number: outcomes[number].log.mean())
-    count = min(len(each.log) for each in outcomes)
-    log = outcomes[best].log[:count]
-    others = [each.log[:count] for number, each in enumerate(outcomes) if number != best]
-    return best if all(is_clear(log, other) for other in others) else None
+def clearly_best(scores: Sequence[Score]) -> int | None:
+    """Return the number of the model that is clearly better than all others on the same photos;
+    None if none is."""
+    best = max(range(len(scores)), key=lambda number: scores[number].log.mean())
+    others = (each.log for number, each in enumerate(scores) if number != best)
+    return best if all(is_clear(scores[best].log, other) for other in others) else None

@@ -331,7 +331,7 @@ def test_timing_and_request_id(client: TestClient, cat: bytes) -> None:
 
 
 def test_a_flat_map_is_zero_without_peak_and_says_so(client: TestClient) -> None:
-    gray = encoded(Image.new("RGB", (64, 64), (128, 128, 128)))
+    gray = encoded(Image.new("RGB", (128, 128), (128, 128, 128)))
     for index in range(0, 1000, 50):
         query = {"target": str(index), "method": "gradcam", "output": "values"}
         response = client.post(EXPLAIN, params=query, content=gray, headers=PNG)

@@ -202,3 +202,21 @@ def test_squashing_out_of_all_proportion_is_told(
     said = warnings_of(plain, noise(*size), fit=fit)
     assert told in said
     assert ("squashed" in said) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("size", "fit", "told"),
+    [
+        ((8, 8), "squash", ""),  # twice
+        ((7, 7), "squash", "7 × 7 pixels was enlarged 2.3 times to the model's 16 × 16; if the"),
+        ((4, 16), "squash", ""),  # one side alone
+        ((5, 40), "pad", ""),
+        ((5, 6), "crop", "enlarged 3.5 times"),  # to 18 × 21, of which 16 × 16 are seen
+    ],
+)
+def test_a_photo_that_is_much_smaller_than_the_input_is_told(
+    plain: TestClient, size: tuple[int, int], fit: str, told: str
+) -> None:
+    said = warnings_of(plain, noise(*size), fit=fit)
+    assert told in said
+    assert ("enlarged" in said) == bool(told)

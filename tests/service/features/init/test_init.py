@@ -129,15 +129,16 @@ def test_photos_tell_the_size_the_values_and_the_order_of_channels(photos: Path)
     """Three things that are right only together, by hand."""
     outcome = Trials(built(Bright()), read_photos(str(photos), 10**6), 30).outcome()
     assert outcome.setting == Setting(48, "0 to 255", "bgr")
-    assert (outcome.right, outcome.own, outcome.knows) == (1.0, Setting(224, ""), True)
-    assert outcome.own_right == pytest.approx(1 / 3)
+    assert (outcome.score.right, outcome.own, outcome.knows) == (1.0, Setting(224, ""), True)
+    assert outcome.own_score.right == pytest.approx(1 / 3)
+    assert outcome.is_complete
 
 
 def test_photos_that_tell_nothing_change_nothing(photos: Path) -> None:
     torch.manual_seed(3)
     outcome = Trials(built(resnet()), read_photos(str(photos), 10**6), 3).outcome()
     if not outcome.knows:
-        assert outcome.right < 0.6
+        assert outcome.score.right < 0.6
     constant = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
     nn.init.zeros_(constant.get_parameter("2.weight"))
     outcome = Trials(built(constant), read_photos(str(photos), 10**6), 3).outcome()
