@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ TRIAL_SECONDS: Final = 30.0
 """About how long photos are tried."""
 EQUAL: Final = 1e-4
 """Largest difference of outputs that are equal, as a share of the largest output."""
+WEIGHTS_OF_TRANSFORMERS: Final = re.compile(r"(model|pytorch_model)\b.*\.(safetensors|bin)$")
 GRAPHS: Final = {".onnx": "onnx", ".xml": "openvino"}
 Ask = Callable[[str, str], str]
 """Asks a question with a proposed answer, and returns the answer."""
@@ -91,17 +93,17 @@ def _of_choices(
     classes = _classes_of(choices[0].built)
     judged = photos if photos and len(photos.classes) == classes else None
     outcome = Trials(choices[0].built, judged, TRIAL_SECONDS).outcome() if judged else None
-    chosen, told = 0, len(choices) == 1
-    if outcome and outcome.knows and not told:
+    chosen, told = 0, ""
+    if outcome and outcome.knows and len(choices) > 1:
         # Models with the same tensors were trained with the same preprocessing.
         scores = [tried(each.built, outcome.setting, outcome.photos) for each in choices]
         best = clearly_best(scores)
-        chosen, told = best or 0, best is not None
+        chosen, told = best or 0, "" if best is None else "it is right more often on the photos"
     if not told and len(choices) > 1 and ask:
         names = [choice.match.source for choice in choices]
         answer = ask(f"Which one is it: {', '.join(names)}?", names[chosen])
         if answer in names:
-            chosen, told = names.index(answer), True
+            chosen, told = names.index(answer), "you said so"
     choice = choices[chosen]
     findings = [_source(choice, choices, found, outcome, told)]
     findings.append(Finding("weights", file.name, "sure", "the file"))
@@ -112,7 +114,10 @@ def _of_choices(
 
 
 def _config_beside(file: Path) -> Path | None:
-    """Return the config.json of a Hugging Face model that a file or folder belongs to."""
+    """Return the config.json of a Hugging Face model, if a folder, or a file that is named as
+    transformers names weights, belongs to one."""
+    if not file.is_dir() and not WEIGHTS_OF_TRANSFORMERS.match(file.name):
+        return None
     config = (file if file.is_dir() else file.parent) / "config.json"
     try:
         held = json.loads(config.read_text())
@@ -168,7 +173,8 @@ def _choices(file: Path, matches: Sequence[Match]) -> list[Choice]:
         try:
             with _unwarned():
                 built = build(entry.of_file(file.parent / CATALOG), None)
-            output = _output(built)
+            side = choices[0].built.preprocessing.width if choices else built.preprocessing.width
+            output = _output(built, side if takes(built, side) else built.preprocessing.width)
         except (ConfigError, CamError, RuntimeError, ValueError):
             continue
         for number, other in enumerate(outputs):
@@ -195,9 +201,9 @@ def _unwarned() -> Iterator[None]:
         log.setLevel(former)
 
 
-def _output(built: Built) -> Tensor:
-    shape = (1, 3, built.preprocessing.height, built.preprocessing.width)
-    return logits(built, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+def _output(built: Built, side: int) -> Tensor:
+    noise = torch.Generator().manual_seed(0)
+    return logits(built, torch.randn((1, 3, side, side), generator=noise))
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
@@ -207,7 +213,7 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _classes_of(built: Built) -> int:
-    return int(_output(built).shape[1])
+    return int(_output(built, built.preprocessing.width).shape[1])
 
 
 def _source(
@@ -215,7 +221,7 @@ def _source(
     choices: Sequence[Choice],
     found: Search,
     outcome: Outcome | None,
-    told: bool,
+    told: str,
 ) -> Finding:
     surety: Surety = "sure"
     why = "it has the names and shapes of all tensors"
@@ -223,7 +229,7 @@ def _source(
         why += f"; {', '.join(choice.names[1:])} would give the same outputs"
     others = [each.match.source for each in choices if each is not choice]
     if others and told:
-        why += f", and is right more often than {', '.join(others)}"
+        why += f"; {', '.join(others)} would give others, and {told}"
     elif others:
         # torchvision's are by far the most common.
         surety = "likely" if choice.match.source.startswith("torchvision:") else "not known"
@@ -316,7 +322,7 @@ def _said(classes: int, photos: Photos | None, outcome: Outcome | None) -> str:
     if outcome and not outcome.knows:
         return (
             f"The model is right about {outcome.score.right:.0%} of {len(outcome.photos.images)} "
-            "photos, which "
-            "chance could be: perhaps its classes are not in the order of the folders' names."
+            "photos, which chance could be: perhaps its classes are not in the order of the "
+            "folders' names."
         )
     return ""

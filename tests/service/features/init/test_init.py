@@ -114,6 +114,7 @@ def test_equal_tensors_and_other_outputs_are_not_known(tmp_path: Path) -> None:
     assert "timm:tf_efficientnet_b0" in source.why
     source, *_ = set_up(file, None, ask).findings
     assert (source.value, source.surety) == ("timm:tf_efficientnet_b0", "sure")
+    assert source.why.endswith("and you said so")
     assert len(asked) == 2
     assert "timm:efficientnet_b0, timm:tf_efficientnet_b0" in asked[0]
     assert asked[1] == "Height and width of the model's input in pixels?"
@@ -226,6 +227,9 @@ def test_a_folder_of_hugging_face_and_a_graph(tmp_path: Path) -> None:
     for number, place in enumerate((tmp_path / "mine", tmp_path / "mine" / "model.safetensors")):
         init(place, "--output", tmp_path / f"{number}.toml", "--name", "mine")
         assert written(tmp_path / f"{number}.toml").source == "hf:mine"
+    file = saved(resnet(), tmp_path / "mine")  # which is not transformers' beside its config.json
+    init(file, "--output", tmp_path / "2.toml")
+    assert written(tmp_path / "2.toml").source == "timm:test_resnet"
     (tmp_path / "net.onnx").touch()
     init(tmp_path / "net.onnx")
     assert written(tmp_path / "models.toml").source == "onnx:net.onnx"
