@@ -49,10 +49,16 @@ class Timings:
         self._span("forward_backward", begun, ended, batch_size=outcome.batch_size)
         self.batch_size = max(self.batch_size, outcome.batch_size)
 
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Milliseconds per phase, to a tenth."""
+        # A copy, because the threads of a request that was given up may still add phases.
+        return {phase: round(each * 1000, 1) for phase, each in self.seconds.copy().items()}
+
     def header(self) -> str:
         """Return the value of a Server-Timing header, with durations in milliseconds."""
         entries = []
-        for phase, seconds in self.seconds.items():
+        for phase, spent in self.milliseconds.items():
             batch = f';desc="batch of {self.batch_size}"' if phase == "forward_backward" else ""
-            entries.append(f"{phase};dur={seconds * 1000:.1f}{batch}")
+            entries.append(f"{phase};dur={spent}{batch}")
         return ", ".join(entries)

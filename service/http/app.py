@@ -303,6 +303,7 @@ async def _rest(admission: Admission) -> None:
 
 async def _on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
+    request.scope["state"]["told"]["problem"] = error.type()
     return problem_response(error)
 
 
@@ -312,7 +313,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:  # of a static file
         path = request.url.path[:120]
-        return problem_response(
-            UnknownRoute(f"there is nothing at {path}; GET /docs shows every address")
+        problem: Problem = UnknownRoute(
+            f"there is nothing at {path}; GET /docs shows every address"
         )
-    return problem_response(MalformedRequest(str(error.detail)))
+    else:
+        problem = MalformedRequest(str(error.detail))
+    return await _on_problem(request, problem)

@@ -81,7 +81,8 @@ class Guard:
 
     def let_in(self, method: str, path: str, headers: Headers, state: dict[str, Any]) -> None:
         """Let a request in, and write what the app has to know of it into the `state` of its scope:
-        what `enter` returns. A refused request has the name of its key there, for the log.
+        what `enter` returns, and `model`, on which it asks for work. A refused request has the
+        names of its key and its model there, for the log.
 
         Raises:
             Unauthorized, Forbidden, QueueFull, RateLimited: if it is refused.
@@ -99,6 +100,7 @@ class Guard:
             return
         access, model = found
         self._require_scope(key, access)
+        state["model"] = model
         state.update(self.enter(access, model, key, allowed_seconds(headers)))
 
     def access_of(self, method: str, path: str) -> Access:
@@ -170,7 +172,7 @@ class Guard:
         try:
             access, model = found
             key = self.authorise(access, known)
-            return self.enter(access, model, key, allowed_seconds(known))
+            return {"model": model, **self.enter(access, model, key, allowed_seconds(known))}
         except QueueFull:
             raise
         except Problem:  # the app refuses it again, with a request id and a line in the log

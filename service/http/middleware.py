@@ -22,7 +22,8 @@ from service.core.tracing import PROBES, request_span
 
 access_log = logging.getLogger("service.access")
 
-REQUEST_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+HARMLESS = re.compile(r"^[A-Za-z0-9._:-]{1,128}\Z")
+"""What callers may put into a line of the log: ids of requests, and names of models."""
 PIECE: Final = 256 * 1024
 """Bytes of an answer that are written at a time."""
 BAD_REQUEST = 400
@@ -30,7 +31,6 @@ CLIENT_LEFT = 499  # only in metrics and log: the client has disconnected
 METHOD_NOT_ALLOWED = 405
 CONVERTER = re.compile(r":\w+\}")
 """The name of the converter in a route's parameter, such as `:model}`: no part of the address."""
-"""Routes that monitoring asks every few seconds; their requests are logged at level debug."""
 PLAIN = "/v2"
 """Addresses of the Open Inference Protocol. Its clients read `error` of a problem document if the
 media type is plain JSON."""
@@ -56,6 +56,9 @@ class ObserveRequests:
 
     A defect of the service gets a 500 with the id; a request that the end of the process interrupts
     gets a 503. A caller's own `X-Request-ID` is kept if it is harmless in a log line.
+
+    `told` in the scope's state takes what inner layers tell of the request, for its line in the
+    log: `model`, `images`, `methods`, `problem`, and `timings`.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
@@ -67,8 +70,8 @@ class ObserveRequests:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if REQUEST_ID.match(given) else str(uuid4())
-        scope.setdefault("state", {})["request_id"] = request_id
+        request_id = given if HARMLESS.match(given) else str(uuid4())
+        scope.setdefault("state", {}).update(request_id=request_id, told={})
         started = perf_counter()
         status = 0
 
@@ -93,18 +96,19 @@ class ObserveRequests:
             except ClientDisconnect:
                 status = CLIENT_LEFT
             except Problem as problem:  # raised by inner middleware
-                await _send_problem(problem, send_named)
+                await _send_problem(problem, scope, send_named)
             except Exception:
                 failure = unexpected(f"request {request_id}", "the service failed")
                 if status:
                     raise  # the answer has begun, and can only be cut off
                 failure.detail += f" under {request_id}"
-                await _send_problem(failure, send_named)
+                await _send_problem(failure, scope, send_named)
             except asyncio.CancelledError:
                 if status:
                     raise
                 await _send_problem(
                     Unavailable("the service stopped before the answer was ready; try again"),
+                    scope,
                     send_named,
                 )
             finally:
@@ -119,15 +123,20 @@ class ObserveRequests:
         method = scope["method"] if answered else "any"  # callers may invent methods
         self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
         self._metrics.request_seconds.labels(route=route).observe(seconds)
+        # Monitoring asks these routes every few seconds.
         level = logging.DEBUG if route in PROBES else logging.INFO
+        state = scope["state"]
+        named = state.get("model") or scope.get("path_params", {}).get("model", "")
+        more = {"key": state.get("key"), "model": HARMLESS.match(named) and named, **state["told"]}
+        if timings := more.pop("timings", None):
+            more["phases"] = timings.milliseconds
         told = {
             "route": route,
             "method": method,
             "status": status,
             "ms": round(seconds * 1000, 1),
+            **{name: each for name, each in more.items() if each},
         }
-        if key := scope["state"].get("key"):
-            told["key"] = key
         access_log.log(level, "request", extra=told)
 
 
@@ -222,7 +231,8 @@ class Head:
             await asyncio.gather(answering, waiting, return_exceptions=True)
 
 
-async def _send_problem(problem: Problem, send: Send) -> None:
+async def _send_problem(problem: Problem, scope: Scope, send: Send) -> None:
+    scope["state"]["told"]["problem"] = problem.type()
     headers, body = problem.written()
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": problem.status, "headers": raw})

@@ -157,14 +157,15 @@ class Reception:
         Raises:
             Problem: if the request as a whole cannot be read, is not admitted, or takes too long.
         """
-        place: AdmittedRequest | None = request.scope["state"].get("place")
+        state = request.scope["state"]
+        place: AdmittedRequest | None = state.get("place")
 
         async def read() -> list[Instance[P]]:
             return await read_instances(request, parameters, body, max_instances=self.max_instances)
 
         seconds = self.timeout_of(request)
         admitted = self.admitted(
-            model, read, seconds=seconds, place=place, hold=request.scope["state"]["hold"]
+            model, read, seconds=seconds, place=place, hold=state["hold"], told=state["told"]
         )
         async with admitted as context:
             yield context
@@ -178,6 +179,7 @@ class Reception:
         seconds: float,
         place: AdmittedRequest | None,
         hold: Callable[[int], None],
+        told: dict[str, Any] | None = None,
     ) -> AsyncIterator[RequestContext[P]]:
         """Admit the instances that `read` returns, as `receive` does.
 
@@ -185,15 +187,19 @@ class Reception:
             seconds: seconds that the request may take.
             place: the place that the guard has given to the request.
             hold: counts the memory of the answer, see `RequestContext`.
+            told: takes what the log tells of the request, see `ObserveRequests`.
 
         Raises:
             Problem: if they cannot be read, are not admitted, or take too long.
         """
         replicas = self._manager.replicas(model)
         timings = Timings()
+        told = {} if told is None else told
         until = monotonic() + seconds
         async with deadline(seconds):
             instances = await read()
+            methods = {name for each in instances for name in each.parameters.known_methods}
+            told.update(images=len(instances), methods=sorted(methods), timings=timings)
             costly = sum(instance.parameters.costly for instance in instances)
             with self._admission.admit(model, len(instances), costly=costly, place=place):
                 allowance = Allowance(self._settings.max_body_bytes)

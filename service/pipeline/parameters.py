@@ -120,6 +120,11 @@ class ImageParameters(StrictModel):
         """Whether an image needs many passes through the model, or many maps."""
         return False
 
+    @property
+    def known_methods(self) -> list[str]:
+        """Names of the methods that explain, without those that do not exist."""
+        return []
+
 
 class PredictParameters(ImageParameters):
     """Parameters of `:predict`: the same names in JSON, in the query and in form fields."""
@@ -308,22 +313,26 @@ class Parameters(PredictParameters):
         return list(dict.fromkeys([self.method] if isinstance(self.method, str) else self.method))
 
     @property
-    def _known(self) -> list[str]:
-        """Names of the methods that exist. An instance may name others, which are refused later."""
-        return [name for name in self.methods if name in METHODS]
+    def known_methods(self) -> list[str]:
+        """Names of the methods that exist, and `auto`. An instance may name others, which are
+        refused later."""
+        return [name for name in self.methods if name in METHODS or name == AUDITED]
 
     def maps_at(self, layers: int) -> int:
         """Return the number of maps that all methods together make of a target at `layers` layers.
         Some methods make one map for any number of layers."""
-        known = [METHODS[name] for name in self._known]
-        more = layers if AUDITED in self.methods else 0
-        one = [self.fuse != "none" or method.at == "input" or method.levels for method in known]
-        return sum(1 if single else layers for single in one) + more
+        known = [METHODS.get(name) for name in self.known_methods]  # `auto` may be any method
+        one = [
+            method and (self.fuse != "none" or method.at == "input" or method.levels)
+            for method in known
+        ]
+        return sum(1 if single else layers for single in one)
 
     @property
     def costly(self) -> bool:
-        many = any(METHODS[name].formula == "steps" for name in self._known)
-        many = many or AUDITED in self.methods  # it may be any method
+        many = any(
+            name == AUDITED or METHODS[name].formula == "steps" for name in self.known_methods
+        )
         augmented = self.smooth in ("augment", "both")
         many = many or augmented or self.scored or self.maps > FEW_MAPS
         return many or super().costly

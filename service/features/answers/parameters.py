@@ -111,6 +111,10 @@ class AnswerParameters(ImageParameters):
         return True  # a pass for each word
 
     @property
+    def known_methods(self) -> list[str]:
+        return [self.method]
+
+    @property
     def drawn(self) -> Parameters:
         """The parameters of drawing, as those of `:explain` have them."""
         return Parameters(

@@ -353,6 +353,7 @@ async def accepted(place: JobService, request: Request, kind: str) -> Response:
         Problem: if it is not accepted.
     """
     job = await place.intake.receive(request, _owner(request), place.kinds[kind])
+    request.scope["state"]["told"].update(model=job.model, images=job.total)
     place.runner.wake()
     document = await place.describe(job)
     address = f"/v1/{place.kinds[kind].folder}/{job.id}"

@@ -133,6 +133,7 @@ class Inference:
         seconds: float,
         place: AdmittedRequest | None,
         hold: Callable[[int], None],
+        told: dict[str, Any] | None = None,
     ) -> list[Tensor]:
         """Return the outputs that a request asks for.
 
@@ -140,6 +141,7 @@ class Inference:
             seconds: seconds that the request may take.
             place: the place that the guard has given to the request.
             hold: counts the memory of the answer, see `RequestContext`.
+            told: takes what the log tells of the request.
 
         Raises:
             Problem: if the request cannot be read or answered, for one of its images at least: the
@@ -158,7 +160,7 @@ class Inference:
         if "timeout" in request.parameters:
             seconds = min(seconds, _seconds(request.parameters["timeout"]))
         admitted = self._reception.admitted(
-            request.model, read, seconds=seconds, place=place, hold=hold
+            request.model, read, seconds=seconds, place=place, hold=hold, told=told
         )
         async with admitted as context:
             if sum(instance.parameters.maps for instance in context.instances) > MAX_MAPS:

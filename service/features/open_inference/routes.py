@@ -131,7 +131,11 @@ class OpenInferenceRoutes:
         asked = await to_thread.run_sync(read_request, body, header, model, version)
         async with while_connected(request):
             tensors = await self._inference.answer(
-                asked, seconds=seconds, place=state.get("place"), hold=state["hold"]
+                asked,
+                seconds=seconds,
+                place=state.get("place"),
+                hold=state["hold"],
+                told=state["told"],
             )
             pieces, length = await to_thread.run_sync(write_answer, tensors, asked)
         headers = {"Content-Length": str(sum(map(len, pieces)))}

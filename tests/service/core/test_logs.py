@@ -8,7 +8,7 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,15 @@ def writing(**settings: Any) -> Iterator[None]:
         root.setLevel(level)
 
 
+def told_of(
+    capfd: pytest.CaptureFixture[str], answers: Sequence[httpx2.Response]
+) -> list[dict[str, Any]]:
+    """The line of each request, in the order of the answers."""
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    told = {line["request_id"]: line for line in lines if line["event"] == "request"}
+    return [told[answer.headers["x-request-id"]] for answer in answers]
+
+
 def test_words_for_a_person_hold_nothing_more(
     secret: tuple[str, Path],
     capfd: pytest.CaptureFixture[str],
@@ -177,10 +186,60 @@ def test_the_line_of_a_refused_request_names_its_key(
     with writing(log_format="json"), TestClient(app, headers={"X-API-Key": key}) as client:
         answers = [client.request(*each) for each in asked]
     assert {answer.status_code for answer in answers} >= {403, 404, 405, 429}
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    told = {line["request_id"]: line for line in lines if line["event"] == "request"}
-    for answer in answers:
-        assert told[answer.headers["x-request-id"]]["key"] == "bob", answer.text
+    assert {line["key"] for line in told_of(capfd, answers)} == {"bob"}
+
+
+def test_a_line_tells_what_was_asked_and_where_the_time_went(
+    secret: tuple[str, Path], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    key, file = secret
+    app = create_app(Settings(keys=file, jobs=tmp_path), [FRAGILE])
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1]}
+    data = {**tensor, "data": [base64.b64encode(PHOTO).decode()]}
+    two = {"instances": SENT["instances"] * 2, "parameters": {"method": ["layercam", "gradcam"]}}
+    with writing(log_format="json"), TestClient(app, headers={"X-API-Key": key}) as client:
+        wait_until_ready(client)
+        answers = [
+            client.post(EXPLAIN, json=two),
+            client.post("/v1/models/fragile:predict", content=PHOTO, headers=PNG),
+            client.post("/v2/models/fragile/infer", json={"inputs": [data]}),
+            client.post("/v1/jobs?model=fragile", json=SENT),
+            client.get("/v1/models/fragile"),
+            client.post(f"{EXPLAIN}?method=invented", content=PHOTO, headers=PNG),
+            client.post(EXPLAIN, content=b"no photo", headers=PNG),
+            client.post(EXPLAIN, content=WHITE, headers=PNG),
+            client.get("/v1/models/a b"),
+        ]
+    many, one, v2, job, about, parameter, photo, failed, invented = told_of(capfd, answers)
+    phases = {"room", "decode", "preprocess", "queue", "forward_backward"}
+    assert [each["model"] for each in (many, one, v2, job, about)] == ["fragile"] * 5
+    assert [each.get("images") for each in (many, one, v2, job, about)] == [2, 1, 1, 1, None]
+    assert many["methods"] == ["gradcam", "layercam"]
+    assert set(many["phases"]) == phases | {"render"}
+    assert sum(many["phases"].values()) < many["ms"] * 6
+    assert phases <= set(one["phases"])
+    assert "methods" not in one
+    assert "phases" in v2
+    assert all("problem" not in each for each in (many, one, v2, job, about))
+    problems = ["unknown-method", "undecodable-image", "internal-error", "unknown-model"]
+    for each, problem in zip((parameter, photo, failed, invented), problems, strict=True):
+        assert each["problem"] == f"urn:gradcam-service:{problem}"
+    assert photo["methods"] == ["gradcam"]
+    assert photo["model"] == "fragile"
+    assert "model" not in invented
+
+
+def test_the_line_of_a_request_that_finds_no_place_names_its_model(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    app = create_app(Settings(max_queue=1), [FRAGILE])
+    with writing(log_format="json"), TestClient(app) as client:
+        wait_until_ready(client)
+        with app.state.admission.hold("fragile", 1, costly=0):
+            answer = client.post(EXPLAIN, content=PHOTO, headers=PNG)
+    (line,) = told_of(capfd, [answer])
+    assert (line["status"], line["model"]) == (429, "fragile")
+    assert line["problem"] == "urn:gradcam-service:queue-full"
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
