@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from service.core.metrics import Metrics
+from service.core.metrics import SECONDS, Metrics
+from service.core.tracing import PROBES
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "deploy" / "grafana.json"
@@ -181,19 +182,53 @@ def test_it_can_be_imported_as_it_is(board: dict[str, Any]) -> None:
     assert used - {"__rate_interval", "__all"} == set(variables)
 
 
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DASHBOARD.parent / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_probes_and_scrapes_are_no_requests(board: dict[str, Any]) -> None:
+    """Neither of the dashboard nor of an alert; what callers ask for is counted."""
+    probes = {*PROBES, "/v2/models/{model}/ready", "/v2/models/{model}/versions/{version}/ready"}
+    asked = [*expressions(panels(board)), *(rule["expr"] for rule in alerts())]
+    found = [
+        (name, selector)
+        for text in asked
+        for name, selector in re.findall(r"\b(gradcam_request(?:s|_seconds)_\w+)(\{[^}]*\})?", text)
+    ]
+    assert len(found) > 10
+    for name, selector in found:
+        (sign, routes) = re.findall(r'route(=~|!~)"([^"]*)"', selector)[0]
+        selected = {
+            route
+            for route in (*probes, "/v1/models/{model}:explain", "/v2/models/{model}/infer")
+            if bool(re.fullmatch(routes, route)) == (sign == "=~")
+        }
+        assert "/v1/models/{model}:explain" in selected, name
+        assert selected.isdisjoint(probes), name
+
+
 def test_alerts_ask_for_what_is_there() -> None:
     """Each rule has an expression of known metrics and labels, and says what has happened."""
-    groups = yaml.safe_load((DASHBOARD.parent / "alerts.yml").read_text())["groups"]
-    rules = [rule for group in groups for rule in group["rules"]]
+    rules = alerts()
     assert len({rule["alert"] for rule in rules}) == len(rules) > 3
     families = {one: name for name, series in exposed().items() for one in series}
     own = labels()
     asked = set()
+    code = "".join(file.read_text(encoding="utf-8") for file in ROOT.glob("service/**/*.py"))
+    reasons = set(re.findall(r'(?:reason=|Limited: )"([^"]+)"', code))
     for rule in rules:
         names = set(re.findall(r"\bgradcam_\w+", rule["expr"]))
         assert names <= families.keys(), rule["alert"]
         asked |= names
         there = set().union(*(own[families[name]] for name in names)) | OF_ALL_TARGETS
+        for name, selector in SELECTOR.findall(rule["expr"]):
+            known = own[families[name]] | ({"le"} if name.endswith("_bucket") else set())
+            assert set(re.findall(r"(\w+)[=!]~?", selector)) <= known, rule["alert"]
+        bounds = {float(each) for each in re.findall(r'le="([^"]*)"', rule["expr"])}
+        assert bounds <= set(SECONDS), rule["alert"]
+        for reason in re.findall(r'reason=~"([^"]*)"', rule["expr"]):
+            assert set(reason.split("|")) <= reasons, rule["alert"]
         # What labels the result has is said by what it is grouped by, if it is grouped.
         kept = [
             {each.strip() for each in found.split(",")}
@@ -212,4 +247,8 @@ def test_alerts_ask_for_what_is_there() -> None:
         "gradcam_drift_moved",
         "gradcam_drift_psi",
         "gradcam_drift_unknown_ratio",
+        "gradcam_build_info",
+        "gradcam_request_seconds_bucket",
+        "gradcam_rejected_total",
+        "gradcam_jobs",
     } <= asked

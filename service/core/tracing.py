@@ -15,7 +15,8 @@ Span = Callable[..., None]
 """Function of (name, begun, ended, **attributes), with times in nanoseconds since 1970."""
 
 _tracer: Any = None
-PROBES = ("/healthz", "/readyz", "/metrics")
+PROBES = ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready")
+"""Routes that monitoring asks every few seconds."""
 
 
 def _nothing(name: str, begun: int, ended: int, **attributes: int) -> None:

@@ -123,7 +123,6 @@ class ObserveRequests:
         method = scope["method"] if answered else "any"  # callers may invent methods
         self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
         self._metrics.request_seconds.labels(route=route).observe(seconds)
-        # Monitoring asks these routes every few seconds.
         level = logging.DEBUG if route in PROBES else logging.INFO
         state = scope["state"]
         named = state.get("model") or scope.get("path_params", {}).get("model", "")

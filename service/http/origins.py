@@ -25,8 +25,6 @@ from service.core.tracing import PROBES
 
 HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 """The value of `Host`: a name or an address, and a port (RFC 9110, section 7.2)."""
-UNJUDGED: Final = frozenset({*PROBES, "/v2/health/live", "/v2/health/ready"})
-"""Paths that monitoring asks under any name of the machine."""
 READING: Final = ("GET", "HEAD", "OPTIONS")
 OWN: Final = ("same-origin", "none")
 """Values of `Sec-Fetch-Site` if a page of the service, or the user, sends the request."""
@@ -52,7 +50,7 @@ class Origins:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            if scope["path"] not in UNJUDGED:
+            if scope["path"] not in PROBES:  # monitoring asks them under any name of the machine
                 for host in headers.getlist("host"):
                     self._judge_host(host)
             if scope["method"] not in READING:
