@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from bench.rolling import CONFIGURATION, NGINX, nginx
 from service.app import create_app
+from service.http.access import flat
 from service.limits.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
@@ -196,6 +197,34 @@ def test_the_guard_sees_the_path_of_the_service(tmp_path: Path) -> None:
             check(removed, 403, "forbidden", "needs admin")
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("nginx.conf", ""), ("nginx-prefix.conf", "/team/xai")]
+)
+def test_nginx_lets_through_the_bodies_that_the_service_takes(name: str, prefix: str) -> None:
+    """2 GB where the body is written to the disk as it arrives, and not to nginx's disk before."""
+    site = CONFIGURATION.with_name(name).read_text()
+    default = size_in(site.partition("location")[0])
+    located = re.findall(r"location ~ (\S+) \{([^}]*)\}", site)
+    settings = Settings()
+    for route in flat(create_app(settings, []).routes):
+        path, handler = prefix + getattr(route, "path", ""), getattr(route, "endpoint", None)
+        if handler is None or "POST" not in getattr(route, "methods", ()):
+            continue
+        own = [block for pattern, block in located if re.search(pattern, path)]
+        if handler.access.streams:
+            assert size_in(own[0]) >= settings.max_job_bytes, path
+            assert "proxy_request_buffering off;" in own[0]
+        else:
+            assert own == [], path
+    assert settings.max_body_bytes <= default < 1.1 * settings.max_body_bytes
+    assert len(located) == 1
+
+
+def size_in(block: str) -> int:
+    ((number, unit),) = re.findall(r"client_max_body_size (\d+)([mg]);", block)
+    return int(number) << {"m": 20, "g": 30}[unit]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NGINX is None, reason="needs nginx")
 def test_the_documented_configuration_of_nginx(tmp_path: Path) -> None:
@@ -228,6 +257,16 @@ def test_the_documented_configuration_of_nginx(tmp_path: Path) -> None:
         assert made.status_code == 202, made.text
         assert made.headers["location"] == f"/team/xai/v1/jobs/{made.json()['id']}"
         assert get(made.headers["location"]).status_code == 200
+        large = encoded(noise(1500, 1500))  # two of them are more than GRADCAM_MAX_BODY_BYTES
+        files = [("image", (f"{each}.png", large, "image/png")) for each in "ab"]
+        assert public.post(f"{address}/v1/jobs", files=files, headers=host).status_code == 202
+        refused = public.post(
+            f"{address}/v1/models/efficientnet-lite0:explain",
+            content=2 * large,
+            headers={**host, **PNG},
+        )
+        assert refused.status_code == 413
+        assert "nginx" in refused.text
         path = f"{address}/v1/models/efficientnet-lite0:explain"
         for origin, status in ((f"http://{host['Host']}", 200), ("http://evil.example", 403)):
             headers = {**host, **PNG, "Origin": origin}
