@@ -1,29 +1,41 @@
 # syntax=docker/dockerfile:1
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim
 
-FROM ${PYTHON_IMAGE} AS installed
-# An index of your own: --build-arg PIP_INDEX_URL=…
-ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
+# The locks of what is installed, in a stage of their own: the packages are the same ones, and the
+# layer with them is not made anew, as long as these stay the same.
+FROM ${PYTHON_IMAGE} AS locked
 # Without the code for NVIDIA's cards, several gigabytes: --build-arg TORCH=cpu, from PyTorch's index or
 # a mirror of it, whose files are other ones than those that the lock has hashes of.
 ARG TORCH
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/gradcam/bin/python
-RUN python3 -m venv --without-pip /opt/gradcam
+# The packages of extras of pyproject.toml: --build-arg EXTRAS=hf,text
+ARG EXTRAS
 WORKDIR /src
-COPY requirements.lock requirements-test.lock deploy/without-torch.awk ./
+COPY pyproject.toml requirements.lock requirements-test.lock deploy/without-torch.awk deploy/extras.py ./
 # Other than in the lock of the service: psycopg, for jobs that several replicas share; gRPC; OpenCV without
 # windows, which needs no X11 and Mesa; and no Triton, whose kernels need a C compiler on the machine.
 RUN if [ "$TORCH" = cpu ]; then \
       grep -oE '^torch(vision)?==[^ ]+' requirements.lock > torch.txt \
-      && python3 -m pip install --no-compile --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt \
       && awk -f without-torch.awk requirements.lock > service.lock; \
     else \
-      cp requirements.lock service.lock; \
+      : > torch.txt && cp requirements.lock service.lock; \
     fi \
  && awk '/^[a-z]/ { kept = !/^(opencv-python|triton)==/ } kept' service.lock > image.lock \
- && awk '/^[a-z]/ { kept = /^(opencv-python-headless|psycopg|psycopg-binary|grpcio|protobuf)==/ } kept' requirements-test.lock >> image.lock \
+ && awk '/^[a-z]/ { kept = /^triton==/ } kept' service.lock > triton.lock \
+ && awk '/^[a-z]/ { kept = /^opencv-python-headless==/ } kept' requirements-test.lock >> image.lock \
+ && python3 extras.py "grpc,postgres,$EXTRAS" >> image.lock
+
+FROM ${PYTHON_IMAGE} AS installed
+# An index of your own: --build-arg PIP_INDEX_URL=…
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/gradcam/bin/python
+RUN python3 -m venv --without-pip /opt/gradcam
+WORKDIR /src
+COPY --from=locked /src/torch.txt /src/image.lock ./
+RUN if [ -s torch.txt ]; then \
+      python3 -m pip install --no-compile --no-deps --index-url "$TORCH_INDEX" --requirement torch.txt; \
+    fi \
  && python3 -m pip install --no-compile --no-deps --require-hashes --requirement image.lock
 
 FROM installed AS packages
@@ -60,9 +72,9 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --gid 0 --no-create-home --shell /usr/sbin/nologin gradcam \
  && install --directory --owner 10001 --group 0 --mode 700 /cache
-RUN if [ "$TORCH" != cpu ]; then \
-      awk '/^[a-z]/ { kept = /^triton==/ } kept' requirements.lock > triton.lock \
-      && python3 -m pip install --no-compile --no-deps --require-hashes --requirement triton.lock; \
+COPY --from=locked /src/triton.lock ./
+RUN if [ -s triton.lock ]; then \
+      python3 -m pip install --no-compile --no-deps --require-hashes --requirement triton.lock; \
     fi
 COPY --from=service /opt/service /opt/gradcam
 ENV PATH=/opt/gradcam/bin:$PATH HOME=/tmp GRADCAM_CACHE=/cache PYTHONUNBUFFERED=1

@@ -15,15 +15,18 @@ TYPESCRIPT := tests/service/client/typescript/node_modules/.package-lock.json
 # Without bytecode every start compiles torch anew: 10 s instead of 5.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Names of extras in pyproject.toml, between commas.
+EXTRAS ?=
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve test check test-random test-ray test-integrations gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image sbom lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
-install: .venv/serve ## install into .venv
+install: .venv/serve $(EXTRAS:%=.venv/extras/%) ## install into .venv, and EXTRAS=hf,text of pyproject.toml
 
-serve: .venv/serve ## install, and serve on HOST and PORT (http://127.0.0.1:8000)
+serve: install ## install, and serve on HOST and PORT (http://127.0.0.1:8000)
 	$(BIN)/gradcam serve --host $(HOST) --port $(PORT)
 
 # Workers share the processor, so each computes with one thread; a file's tests stay together,
@@ -162,7 +165,7 @@ wheel: .venv/serve ## build dist/, check it, and install it into an empty enviro
 	cd .venv/wheel && bin/gradcam --version && bin/gradcam openapi > /dev/null
 
 image: ## build the container image
-	docker build -t gradcam-service .
+	docker build $(EXTRAS:%=--build-arg EXTRAS=%) -t gradcam-service .
 
 # Of an image that is mounted: make sbom FOLDER=$$(podman image mount gradcam-service). Docker's builder
 # attaches one itself: docker buildx build --sbom=true.
@@ -194,6 +197,12 @@ else
 	$(INSTALL) -r requirements.lock
 endif
 	$(EDITABLE)
+	@touch $@
+
+.venv/extras/%: requirements-test.lock .venv/serve
+	mkdir -p $(@D)
+	$(BIN)/python deploy/extras.py $* > $@.lock
+	$(INSTALL) --no-deps -r $@.lock
 	@touch $@
 
 .venv/bench: .venv/test

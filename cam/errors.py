@@ -44,6 +44,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def to_install(extra: str) -> str:
+    """Return the sentence that says how the packages of an extra are installed, also into the image
+    of the service, whose user can install nothing."""
+    return (
+        f"install the extra {extra!r}: pip install 'gradcam-service[{extra}]', or build the image "
+        f"with --build-arg EXTRAS={extra}"
+    )
+
+
 class CamError(Exception):
     """Base class of the errors that `cam` raises on purpose."""
 

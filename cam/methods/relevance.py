@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from cam.errors import MethodUnsuited
+from cam.errors import MethodUnsuited, to_install
 from cam.hooks.inference import evaluating
 from cam.hooks.relevance_rules import PLAIN, require_rules
 from cam.methods.progress import Completeness, Progress
@@ -175,9 +175,7 @@ def _zennit(module: str) -> Any:
     try:
         return import_module(f"zennit.{module}")
     except ImportError:
-        raise MethodUnsuited(
-            "it needs the package zennit: pip install 'gradcam-service[lrp]'"
-        ) from None
+        raise MethodUnsuited(f"it needs the package zennit; {to_install('lrp')}") from None
 
 
 class _Functions(TorchFunctionMode):

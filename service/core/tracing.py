@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cam.errors import to_install
 from service.core.errors import ConfigError
 
 Span = Callable[..., None]
@@ -38,7 +39,7 @@ def tracing(version: str) -> Iterator[None]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ConfigError(
-            "GRADCAM_TRACES needs packages of its own: pip install 'gradcam-service[traces]'"
+            f"GRADCAM_TRACES needs packages of its own; {to_install('traces')}"
         ) from None
     resource = Resource.create({SERVICE_NAME: "gradcam-service", SERVICE_VERSION: version})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

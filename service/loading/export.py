@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cam import CamError, Reading
-from cam.errors import did_you_mean
+from cam.errors import did_you_mean, to_install
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.tail import Tail
@@ -202,9 +202,7 @@ def _check_file(file: Path, form: Form) -> None:
     needed = ("onnx", "onnxscript") if form == "onnx" else ("openvino",)
     if missing := [name for name in needed if find_spec(name) is None]:
         extra = "export" if form == "onnx" else "openvino"
-        raise ConfigError(
-            f"--format {form} needs {' and '.join(missing)}: pip install 'gradcam-service[{extra}]'"
-        )
+        raise ConfigError(f"--format {form} needs {' and '.join(missing)}; {to_install(extra)}")
 
 
 def _check_model(model: ServedModel) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from cam.errors import to_install
 from service.core.errors import ConfigError, one_line
 from service.core.files import why_unreadable
 from service.loading.image_processor import preprocessing_of_processor
@@ -97,9 +98,7 @@ def transformers_of(entry: ModelEntry) -> ModuleType:
         import transformers
     except ImportError:
         raise entry.mistake(
-            "source",
-            "transformers is not installed; install the extra 'hf': "
-            "pip install 'gradcam-service[hf]'",
+            "source", f"transformers is not installed; {to_install('hf')}"
         ) from None
     transformers.utils.logging.disable_progress_bar()
     library: ModuleType = transformers

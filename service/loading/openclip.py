@@ -10,6 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from cam import PromptClassifier
+from cam.errors import to_install
 from service.core.errors import one_line
 from service.loading.prompts import classifier_of
 from service.loading.transforms import preprocessing_of
@@ -29,9 +30,7 @@ def check_model(entry: ModelEntry, what: str) -> None:
         ConfigError: if it is not, if it has not, or if the entry has no prompts.
     """
     if not find_spec("open_clip"):
-        raise entry.mistake(
-            "source", "install the extra 'open-clip': pip install 'gradcam-service[open-clip]'"
-        )
+        raise entry.mistake("source", to_install("open-clip"))
     import open_clip
 
     names = open_clip.list_models()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cam import Reading
+from cam.errors import to_install
 from cam.methods.head import PooledHead
 from cam.outputs.output import Kind
 from cam.passes.fast import CompiledPath, FastPath
@@ -41,7 +42,7 @@ def compiled_paths(
     if runtime == "openvino" and not (openvino and is_installed()):
         raise entry.mistake(
             "runtime",
-            "OpenVINO is not installed; install the extra 'openvino'"
+            f"OpenVINO is not installed; {to_install('openvino')}"
             if openvino
             else f"OpenVINO runs float32 models on the CPU; this one is {entry.dtype} on {device}",
         )

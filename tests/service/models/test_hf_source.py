@@ -356,7 +356,7 @@ def test_without_transformers_the_extra_is_named(
 ) -> None:
     folder = vit(tmp_path / "vit")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"install the extra 'hf': .*gradcam-service\[hf\]"):
+    with pytest.raises(ConfigError, match=r"'hf': .*gradcam-service\[hf\]'.* EXTRAS=hf"):
         served(folder)
 
 
