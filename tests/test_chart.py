@@ -33,6 +33,8 @@ OF_THE_CHART = {
 """Settings that the chart sets by other values than `settings`."""
 FOREIGN = {"ServiceMonitor"}
 """Kinds of which Kubernetes itself has no schema."""
+READ: dict[str, Any] = {"serviceMonitor": {"enabled": True}}
+"""Values with which Prometheus reads the metrics."""
 Manifest = dict[str, Any]
 pytestmark = pytest.mark.slow
 
@@ -252,6 +254,16 @@ def test_the_number_of_pods_follows_metrics_that_are_there(everything: Release) 
     assert "replicas" not in everything.only("Deployment")["spec"]
 
 
+def test_who_reads_the_metrics_without_an_operator_may_reach_them(chart: helm.Chart) -> None:
+    peers = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    values = {"autoscaling": {"enabled": True}, "networkPolicy": {"metricsFrom": peers}}
+    release = Release(chart, {"insecure": True, **values})
+    assert release.of_kind("ServiceMonitor") == []
+    assert release.only("HorizontalPodAutoscaler")
+    rules = release.only("NetworkPolicy")["spec"]["ingress"]
+    assert {"ports": [{"port": "probes"}], "from": peers} in rules
+
+
 def test_the_service_reads_the_files(everything: Release, tmp_path: Path) -> None:
     given = everything.only("ConfigMap")["data"] | everything.only("Secret")["stringData"]
     for name, text in given.items():
@@ -276,8 +288,13 @@ def test_a_gpu_is_asked_for(chart: helm.Chart) -> None:
         ({"insecure": True, "replica": 2}, "replica"),
         ({"insecure": True, "replicas": 2, "jobs": {"enabled": True}}, "through a database"),
         (
-            {"insecure": True, "autoscaling": {"enabled": True}, "jobs": {"enabled": True}},
+            {"insecure": True, "autoscaling": {"enabled": True}, "jobs": {"enabled": True}, **READ},
             "through a database",
+        ),
+        ({"insecure": True, "autoscaling": {"enabled": True}}, "nobody reads: set serviceMonitor"),
+        (
+            {"insecure": True, "autoscaling": {"enabled": True, "queueDepth": 0}, **READ},
+            "has no metric to follow",
         ),
     ],
 )
