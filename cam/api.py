@@ -31,6 +31,8 @@ from cam.inputs import (
     diagnosed,
     images_of,
     is_pattern,
+    label_of,
+    labels_of,
     layers_of,
     methods_of,
     model_of,
@@ -56,6 +58,7 @@ def explain(
     *,
     preprocess: Preprocess | None = None,
     text: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
     target: Targets = None,
     method: str | Sequence[str] = "gradcam",
     layer: Layers = "auto",
@@ -79,20 +82,21 @@ def explain(
 
     Args:
         images: photos, which `preprocess` or timm's transform of the model prepares: PIL images or
-            uint8 arrays (H, W, 3). Or float (B, C, H, W), preprocessed, on the model's device and
-            in its dtype. The images share forward passes. If the model's output for an image
-            depends on the other images of its batch, or if the model takes one image at a time, the
-            images are explained one by one, and a warning says why. A warning also says if the
-            model is stochastic. A few passes at the first call find this out: see
+            uint8 arrays (H, W, 3), or paths of files. Or float (B, C, H, W), preprocessed, on the
+            model's device and in its dtype. The images share forward passes. If the model's output
+            for an image depends on the other images of its batch, or if the model takes one image
+            at a time, the images are explained one by one, and a warning says why. A warning also
+            says if the model is stochastic. A few passes at the first call find this out: see
             `cam.passes.batch_dependence.Conduct`.
         text: the prompts that are the classes of a pipeline for zero-shot image classification, of
             which each call encodes them; to encode them once, make a `PromptClassifier`.
-        target: the class to explain, the same for every image, by index or, of a model of
-            transformers or a `PromptClassifier`, by label; None for each image's predicted
-            class; a tensor or NumPy array of integers (B,) with one class for each image
-            (`logits.argmax(1)`), or a NumPy array of objects (B,) with one Target for each; a
-            Target for contrasts, masks, boxes, units and more; a list or tuple of targets for
-            several maps from the same forward pass.
+        labels: the name of each class, for `target` and for pictures; by default those of a model
+            of transformers or a `PromptClassifier`.
+        target: the class to explain, the same for every image, by index or label; None for each
+            image's predicted class; a tensor or NumPy array of integers (B,) with one class for
+            each image (`logits.argmax(1)`), or a NumPy array of objects (B,) with one Target for
+            each; a Target for contrasts, masks, boxes, units and more; a list or tuple of targets
+            for several maps from the same forward pass.
         method: a name in `cam.METHODS`, or several. Methods that take one pass share it. To compare
             their maps see `cam.spearman`.
         layer: a module's name, the module itself, or several of these. "auto" runs the model once
@@ -132,7 +136,8 @@ def explain(
         model = model_of(model, way.name)
     layers = layers_of(model, layer)
     images = images_of(photos_of(model, images, preprocess))
-    asked = targets_of(named_targets(model, target), len(images))
+    names = labels_of(model, labels)
+    asked = targets_of(named_targets(names, target), len(images))
     if activation == "auto" and isinstance(model, PromptClassifier):
         activation = model.activation
     reading = Reading(output, activation)
@@ -150,7 +155,7 @@ def explain(
         questions: list[list[Question]] = []
         """One list for each method, with one question for each image."""
         for way in ways:
-            names = layers
+            where = layers
             if known and way.at == "layer":
                 own, sole = declared_layers(model), len(ways) == 1
                 meant = (
@@ -159,8 +164,8 @@ def explain(
                     else _meant(name, known)
                     for name in layers
                 )
-                names = list(dict.fromkeys(chain(*meant)))
-            rest = (way.name, tuple(names), budget_of(budget), signed, smooth, fuse, used)
+                where = list(dict.fromkeys(chain(*meant)))
+            rest = (way.name, tuple(where), budget_of(budget), signed, smooth, fuse, used)
             questions.append([Question(targets, *rest) for targets in asked])
             questions[-1][0].check()
         in_steps = any(group[0].in_steps for group in questions)
@@ -181,6 +186,7 @@ def explain(
                     replace(
                         answer,
                         input=picture,
+                        label=label_of(names, answer.target),
                         warnings=(
                             *([answer.flat] if answer.flat else []),
                             *answer.warnings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -131,7 +131,7 @@ class Question:
         return targets
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """One class activation map."""
 
@@ -176,7 +176,10 @@ class Explanation:
     words: tuple[tuple[str, float], ...] = ()
     """The importance of each word of a text that is explained, if the target asks for it: the score
     minus that of the text without the word."""
-    input: InputPicture | None = field(default=None, repr=False)
+    label: str | None = None
+    """Name of the class that is explained, and of the one that is subtracted from it, if
+    `cam.explain` knows the names."""
+    input: InputPicture | None = None
     """The input that a notebook shows beside the map; None if `cam.explain` did not make the
     explanation."""
 
@@ -185,8 +188,8 @@ class Explanation:
         """The target in words, with its probability or score."""
         target = self.target
         if isinstance(target, ClassTarget):
-            words = f"class {target.index}"
-            if target.minus is not None:
+            words = self.label or f"class {target.index}"
+            if target.minus is not None and not self.label:
                 words += f" and not {target.minus}"
         elif isinstance(target, UnitTarget):
             words = f"channel {target.channel} of {target.layer}"
@@ -233,12 +236,17 @@ class Explanation:
             lines=(f"{self.method} at {self.layer}", *self.warnings),
         )
 
+    def __repr__(self) -> str:
+        rows, columns = self.map.shape
+        where = f"{self.method} at {self.layer}, {rows} × {columns}"
+        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        return f"<Explanation: {self.title}, {where}{warned}>"
+
     def _repr_png_(self) -> bytes:
         return png(self.draw())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        words = f"<Explanation: {self.title}, {self.method} at {self.layer}>"
-        return mime_bundle(self._repr_png_(), words)
+        return mime_bundle(self._repr_png_(), repr(self))
 
 
 class Explanations(list[Explanation]):

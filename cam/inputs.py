@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import index
+from pathlib import Path
 from typing import Any, Final, SupportsIndex, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from cam.errors import (
@@ -37,7 +39,7 @@ from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitT
 OneTarget = SupportsIndex | str | Target | None
 Targets = OneTarget | Sequence[OneTarget] | Tensor | NDArray[np.integer[Any] | np.object_]
 
-Photo = Image.Image | NDArray[np.uint8]
+Photo = Image.Image | NDArray[np.uint8] | str | Path
 Images = Tensor | Photo | Sequence[Photo]
 Preprocess = Callable[[Image.Image], Tensor]
 Layers = str | nn.Module | Sequence[str | nn.Module]
@@ -121,26 +123,57 @@ def unwrapped(
     return module, preprocess or prepared
 
 
-def named_targets(model: nn.Module, target: Any) -> Any:
-    """Return the target with each label replaced by its class, of a model of transformers, whose
-    `config.id2label` has the labels, or of a `PromptClassifier`.
+def labels_of(model: nn.Module, labels: Sequence[str] | None) -> dict[int, str]:
+    """Return the name of each class: those that are given, or those of a `PromptClassifier`, or of
+    a model of transformers, whose `config.id2label` has them; an empty dictionary if there are
+    none.
 
     Raises:
-        InvalidTarget: if the model has no such label.
+        InvalidOption: if `labels` is not a sequence of texts.
+    """
+    if labels is not None:
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            raise InvalidOption("labels is a list with the name of each class, as texts")
+        return dict(enumerate(labels))
+    if isinstance(model, PromptClassifier):
+        return dict(enumerate(model.labels))
+    names = getattr(getattr(model, "config", None), "id2label", None) or {}
+    return {int(number): str(label) for number, label in names.items()}
+
+
+def named_targets(names: Mapping[int, str], target: Any) -> Any:
+    """Return the target with each label replaced by its class.
+
+    Args:
+        names: what `labels_of` returns.
+
+    Raises:
+        InvalidTarget: if there is no such label.
     """
     if isinstance(target, list | tuple):
-        return [named_targets(model, one) for one in target]
+        return [named_targets(names, one) for one in target]
     if not isinstance(target, str):
         return target
-    if isinstance(model, PromptClassifier):
-        known = {label: number for number, label in enumerate(model.labels)}
-    else:
-        names = getattr(getattr(model, "config", None), "id2label", None) or {}
-        known = {label: number for number, label in names.items()}
+    known = {label: number for number, label in names.items()}
     if target not in known:
         near = did_you_mean(target, known) if known else "; a class is a whole number"
         raise InvalidTarget(f"the model has no label {target[:80]!r}{near}")
-    return int(known[target])
+    return known[target]
+
+
+def label_of(names: Mapping[int, str], target: Target) -> str | None:
+    """Return the name of an explained class, with that of the class that is subtracted; None if it
+    has none.
+
+    Raises:
+        InvalidOption: if there are labels, and the class is beyond them.
+    """
+    if not names or not isinstance(target, ClassTarget) or target.index is None:
+        return None
+    indices = [target.index] if target.minus is None else [target.index, target.minus]
+    if missing := [index for index in indices if index not in names]:
+        raise InvalidOption(f"there are {len(names)} labels, and class {missing[0]} has none")
+    return " and not ".join(names[index] for index in indices)
 
 
 def methods_of(method: str | Sequence[str]) -> list[Method]:
@@ -212,11 +245,13 @@ def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> A
         isinstance(images, np.ndarray) and images.ndim == 4
     )
     photos = list(images) if several else [images]
-    if not photos or not all(isinstance(photo, Image.Image | np.ndarray) for photo in photos):
+    if not photos or not all(
+        isinstance(each, Image.Image | np.ndarray | str | Path) for each in photos
+    ):
         of = f" of {type(photos[0]).__name__}" if several and photos else ""
         raise InvalidImages(
             f"the images are a {type(images).__name__}{of}, not a torch.Tensor, a PIL image, a "
-            "uint8 array (H, W, 3), or a list of such photos"
+            "uint8 array (H, W, 3), the path of a file, or a list of such photos"
         )
     pictures = [_photo(photo) for photo in photos]
     prepare = preprocess or _timm_transform(model)
@@ -260,8 +295,12 @@ def reader_of(
 
         return read
     several = isinstance(images, list | tuple)
-    photo = weakref.ref(images[number] if several else images)
-    of, every = weakref.ref(model), several or not isinstance(images, np.ndarray)
+    one_of = images[number] if several else images
+    # A file is read again.
+    is_file = isinstance(one_of, str | Path)
+    photo: Callable[[], Any] = partial(Path, one_of) if is_file else weakref.ref(one_of)
+    of = weakref.ref(model)
+    every = several or not isinstance(images, np.ndarray)
 
     def prepared() -> NDArray[np.float32] | None:
         given, module = photo(), of()
@@ -275,6 +314,12 @@ def reader_of(
 
 
 def _photo(given: Any) -> Image.Image:
+    if isinstance(given, str | Path):
+        try:
+            with Image.open(given) as file:
+                return _photo(ImageOps.exif_transpose(file))
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise InvalidImages(f"{given} cannot be read as a photo: {error}") from None
     if isinstance(given, Image.Image):
         if given.mode.startswith("I;16"):  # Pillow's own conversion cuts off at 255
             return Image.fromarray((np.asarray(given) // 257).astype(np.uint8)).convert("RGB")

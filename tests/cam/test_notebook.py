@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import gc
 import pickle
+import re
 from collections.abc import Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam import ClassTarget, UnitTarget, explain
+from cam import CamError, ClassTarget, UnitTarget, explain
 from tests.cam.nets import Small, images
 
 
@@ -93,6 +95,62 @@ def test_a_photo_is_shown_as_the_model_sees_it() -> None:
     again = pickle.loads(pickle.dumps(explanation))
     assert again.input.picture() is None
     assert again._repr_png_()
+
+
+def test_the_names_of_classes() -> None:
+    model, x, names = Small().eval(), images(1), ["cat", "dog", "tabby"]
+    classes = model(x).shape[1]
+    names = [*names, *(f"other {number}" for number in range(3, classes))]
+    found = explain(model, x, target=["dog", ClassTarget(1, minus=0)], labels=names)
+    assert [each.label for each in found] == ["dog", "dog and not cat"]
+    assert [each.target.index for each in found if isinstance(each.target, ClassTarget)] == [1, 1]
+    assert found[0].title.startswith("dog, p = 0.")
+    assert found[1].title.startswith("dog and not cat, p = 0.")
+    (best,) = explain(model, x, labels=names)
+    assert isinstance(best.target, ClassTarget)
+    assert best.label == names[int(model(x).argmax())]
+    assert explain(model, x, target=1)[0].label is None
+    with pytest.raises(CamError, match="no label 'dgo'; did you mean 'dog'"):
+        explain(model, x, target="dgo", labels=names)
+    with pytest.raises(CamError, match="there are 1 labels, and class 1 has none"):
+        explain(model, x, target=1, labels=["cat"])
+    for wrong in ("cat", [0, 1]):
+        with pytest.raises(CamError, match="labels is a list with the name of each class"):
+            explain(model, x, labels=wrong)  # type: ignore[arg-type]
+
+
+def test_a_short_text_stands_for_an_explanation() -> None:
+    (explanation,) = explain(Small().eval(), images(1), target=1, layer="conv2")
+    rows, columns = explanation.map.shape
+    where = rf"gradcam at conv2, {rows} × {columns}"
+    assert re.fullmatch(rf"<Explanation: class 1, p = 0\.\d+, {where}.*>", repr(explanation))
+
+
+def test_the_path_of_a_photo(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    photo = Image.fromarray(rng.integers(0, 255, (16, 12, 3), np.uint8))
+    upright = photo.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    upright.save(tmp_path / "a.png", exif=exif)
+
+    def prepare(picture: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) / 255
+
+    model = Small().eval()
+    (known,) = explain(model, photo, preprocess=prepare, target=1)
+    for path in (tmp_path / "a.png", str(tmp_path / "a.png")):
+        for given in (path, [path]):
+            (found,) = explain(model, given, preprocess=prepare, target=1)
+            np.testing.assert_array_equal(found.map, known.map)
+            assert found.input is not None
+            seen = found.input.read()
+            assert seen is not None, "the file is read again"
+            np.testing.assert_array_equal(seen, prepare(photo).numpy())
+    (tmp_path / "b.png").write_text("a photo")
+    for name, words in (("b.png", "cannot identify"), ("none.png", "No such file")):
+        with pytest.raises(CamError, match=rf"{name} cannot be read as a photo: .*{words}"):
+            explain(model, tmp_path / name, preprocess=prepare)
 
 
 @pytest.mark.parametrize(
