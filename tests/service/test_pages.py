@@ -1,0 +1,222 @@
+"""The page for people who come from another package: what it shows runs, what it names exists, and
+the maps are those of the other packages."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cam
+from cam import METHODS, METRICS, ClassTarget
+from cam.drawing.heatmap import minmax, resize
+from tests.service.live import ROOT
+
+DOCS = ROOT / "docs"
+HERE = "http://127.0.0.1:8000"
+COMING_FROM = (DOCS / "coming-from.md").read_text()
+PEERS = ("pytorch_grad_cam", "captum", "torchcam")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def lines(text: str, word: str) -> list[str]:
+    """The lines of the shell blocks that begin with a word."""
+    return [line for line in "".join(blocks(text, "sh")).splitlines() if line.startswith(word)]
+
+
+def table(text: str, header: str) -> list[list[str]]:
+    """The cells of the rows below a table's header."""
+    rows = text.partition(f"\n| {header} |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert rows, header
+    return [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
+
+
+def section(text: str, heading: str) -> str:
+    return text.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+
+
+def peers_of(block: str) -> list[str]:
+    """The other packages that a block imports."""
+    roots = {
+        node.module.partition(".")[0]
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and node.module
+    }
+    return [peer for peer in PEERS if peer in roots]
+
+
+def alike(one: Any, other: Any, share: float = 1e-4) -> None:
+    np.testing.assert_allclose(one, other, rtol=0, atol=share * np.abs(one).max())
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the photos, in which the test runs and may write."""
+    (tmp_path / "docs").symlink_to(DOCS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_each_section_shows_both_halves(peer: str) -> None:
+    heading = peer.replace("pytorch_grad_cam", "pytorch-grad-cam")
+    shown = [peers_of(block) for block in blocks(section(COMING_FROM, f"## {heading}"), "python")]
+    assert [peer] in shown
+    assert [] in shown
+    assert all(each in ([peer], []) for each in shown)
+
+
+@pytest.mark.slow
+def test_the_page_for_those_who_come_from_another_package(clone: Path, address: str) -> None:
+    """Blocks of a package that is not installed are only parsed; all others run, in order."""
+    space: dict[str, Any] = {}
+    asked: list[str] = []
+    compared: list[str] = []
+    for block in blocks(COMING_FROM, "python"):
+        peers = peers_of(block)
+        if not all(find_spec(peer) for peer in peers):
+            continue
+        asked = peers or asked
+        with warnings.catch_warnings():
+            if peers:
+                warnings.simplefilter("ignore")
+            exec(block.replace(HERE, address), space)
+        if "served" in space:
+            alike(space["explanation"].map, space.pop("served"), 1e-3)
+            compared.append("served")
+        if "ours" in space:
+            ours = space.pop("ours")
+            assert np.ptp(ours) > 0
+            if "theirs" in space:
+                alike(ours, space.pop("theirs"))
+                compared += asked
+    assert "theirs" not in space
+    assert set(compared) == {"served", *(peer for peer in PEERS if find_spec(peer))}
+    assert (space["smooth"].map.shape, space["fused"].map.shape) == ((7, 7), (14, 14))
+    assert space["fused"].layer == "blocks.4 + bn2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", lines(COMING_FROM, "curl"))
+def test_its_requests(line: str, clone: Path, address: str) -> None:
+    said = shell(line.replace(HERE, address))
+    if "-o overlay.png" in line:
+        assert (clone / "overlay.png").read_bytes().startswith(b"\x89PNG")
+        return
+    (explanation,) = json.loads(said)["explanations"]
+    side = 7 if "size=layer" in line else 224
+    assert explanation["heatmap"]["shape"] == [side, side]
+    assert explanation["heatmap"]["encoding"] == "float32"
+    assert explanation["layer"] == "bn2"
+
+
+def shell(line: str) -> str:
+    command = re.sub(r"^curl -s ", "curl -sS --fail-with-body ", line, flags=re.MULTILINE)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "pytorch_grad_cam": (
+        (
+            "pytorch-grad-cam | `method` | what differs",
+            "pytorch-grad-cam | `cam.explain(…, target=…)` | HTTP",
+            "pytorch-grad-cam | metric",
+        ),
+        ("", ".utils.model_targets", ".metrics.road", ".metrics.cam_mult_image", ".metrics.arcc"),
+    ),
+    "captum": (("captum | `method` | what differs",), (".attr", ".metrics")),
+    "torchcam": (("torchcam | `cam` | what differs",), (".methods", ".metrics", ".utils")),
+}
+"""Package → the tables of its names, and its modules that have them."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("peer", NAMES)
+def test_what_its_tables_name_exists(peer: str) -> None:
+    headers, modules = NAMES[peer]
+    rows = [each for header in headers for each in table(COMING_FROM, header)]
+    for _, ours, *_ in rows:
+        names = set(re.findall(r"`([a-z]+\+*)`", ours))
+        assert names <= {*METHODS, *METRICS}, ours
+    for name in re.findall(r"`cam\.(\w+)\(", str(rows)):
+        assert name in cam.__all__
+    if find_spec(peer):
+        there = {name for each in modules for name in vars(resolve_name(peer + each))}
+        for theirs, *_ in rows:
+            assert set(re.findall(r"`([A-Z]\w+|[a-z]+_[a-z]+)\b", theirs)) <= there | {
+                "reshape_transform"
+            }
+
+
+def small(classes: int, *end: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    body = (nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU())
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+    return nn.Sequential(*body, *(end or head)).eval()
+
+
+MASK = np.zeros((32, 32), np.float32)
+MASK[8:20, 4:16] = 1
+TARGETS: list[tuple[str, str, Callable[[], nn.Module], Any]] = [
+    ("ClassifierOutputTarget(285)", "285", lambda: small(1000), {}),
+    (
+        "ClassifierOutputSoftmaxTarget(285)",
+        'ClassTarget(285, of="probability")',
+        lambda: small(1000),
+        {},
+    ),
+    ("BinaryClassifierOutputTarget(1)", "1", lambda: small(1), {"activation": "sigmoid"}),
+    ("BinaryClassifierOutputTarget(0)", "0", lambda: small(1), {"activation": "sigmoid"}),
+    ("RawScoresOutputTarget()", "0", lambda: raised(small(1)), {"activation": "none"}),
+    (
+        "SemanticSegmentationTarget(7, mask)",
+        "ClassTarget(7, mask=mask)",
+        lambda: small(0, nn.Conv2d(16, 9, 1), nn.Upsample(scale_factor=4)),
+        {},
+    ),
+]
+
+
+def raised(model: nn.Module) -> nn.Module:
+    """With outputs that nobody takes for probabilities."""
+    bias = list(model.parameters())[-1]
+    nn.init.constant_(bias, 40)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("theirs", "ours", "build", "options"), TARGETS, ids=[each[0] for each in TARGETS]
+)
+def test_a_target_of_the_table_is_that_of_pytorch_grad_cam(
+    theirs: str, ours: str, build: Callable[[], nn.Module], options: dict[str, Any]
+) -> None:
+    peer = pytest.importorskip("pytorch_grad_cam")
+    targets = vars(resolve_name("pytorch_grad_cam.utils.model_targets"))
+    assert f"`{theirs.partition('(')[0]}(" in COMING_FROM
+    assert f"`{ours}`" in COMING_FROM
+    model = build()
+    image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with peer.GradCAM(model=model, target_layers=[model.get_submodule("2")]) as grad_cam:
+        found = grad_cam(image, [eval(theirs, targets, {"mask": MASK})])[0]
+    target = eval(ours, {"ClassTarget": ClassTarget, "mask": MASK.astype(bool)})
+    (explanation,) = cam.explain(model, image, target=target, layer="2", **options)
+    assert np.ptp(found) > 0
+    alike(minmax(resize(explanation.map, 32, 32)), found)
