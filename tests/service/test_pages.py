@@ -1,5 +1,5 @@
-"""The page for people who come from another package: what it shows runs, what it names exists, and
-the maps are those of the other packages."""
+"""The page for people who come from another package, and the notebook: what they show runs, what
+they name exists, and the maps are those of the other packages."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.service.live import ROOT
 DOCS = ROOT / "docs"
 HERE = "http://127.0.0.1:8000"
 COMING_FROM = (DOCS / "coming-from.md").read_text()
+NOTEBOOK = json.loads((DOCS / "notebook.ipynb").read_text())
 PEERS = ("pytorch_grad_cam", "captum", "torchcam")
 
 
@@ -220,3 +221,37 @@ def test_a_target_of_the_table_is_that_of_pytorch_grad_cam(
     (explanation,) = cam.explain(model, image, target=target, layer="2", **options)
     assert np.ptp(found) > 0
     alike(minmax(resize(explanation.map, 32, 32)), found)
+
+
+def cells(kind: str) -> list[str]:
+    return ["".join(each["source"]) for each in NOTEBOOK["cells"] if each["cell_type"] == kind]
+
+
+def test_the_notebook_is_a_notebook_without_outputs() -> None:
+    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
+    assert NOTEBOOK.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
+    common = {"cell_type", "id", "metadata", "source"}
+    for each in NOTEBOOK["cells"]:
+        code = each["cell_type"] == "code"
+        assert each.keys() == common | ({"execution_count", "outputs"} if code else set())
+        assert not each.get("outputs")
+        assert each.get("execution_count") is None
+    names = [each["id"] for each in NOTEBOOK["cells"]]
+    assert len({*names}) == len(names)
+    for text in cells("markdown"):
+        for address in re.findall(r"\]\(([^)]+)\)", text):
+            assert (DOCS / address).exists()
+
+
+@pytest.mark.slow
+def test_the_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(DOCS)
+    space: dict[str, Any] = {}
+    for text in cells("code"):
+        exec(text, space)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("espresso 0.9")
+    assert "espresso" in said[2]
+    assert float(said[2].split()[-1]) < 0.5 < float(said[2].split()[3].rstrip(","))
+    assert space["explanation"].input.picture().shape == (224, 224, 3)
+    assert len(space["maps"]) == 16
