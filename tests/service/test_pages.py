@@ -1,14 +1,16 @@
-"""The page for people who come from another package, and the notebook: what they show runs, what
-they name exists, and the maps are those of the other packages."""
+"""The page for people who come from another package, the cheat sheet and the notebook: what they
+show runs, what they name exists, and the maps are those of the other packages."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
+import shlex
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,16 +19,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer.main
 from torch import nn
 
 import cam
 from cam import METHODS, METRICS, ClassTarget
 from cam.drawing.heatmap import minmax, resize
+from service.cli.main import cli
+from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT
 
 DOCS = ROOT / "docs"
 HERE = "http://127.0.0.1:8000"
 COMING_FROM = (DOCS / "coming-from.md").read_text()
+CHEAT_SHEET = (DOCS / "cheat-sheet.md").read_text()
 NOTEBOOK = json.loads((DOCS / "notebook.ipynb").read_text())
 PEERS = ("pytorch_grad_cam", "captum", "torchcam")
 
@@ -255,3 +261,124 @@ def test_the_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert float(said[2].split()[-1]) < 0.5 < float(said[2].split()[3].rstrip(","))
     assert space["explanation"].input.picture().shape == (224, 224, 3)
     assert len(space["maps"]) == 16
+
+
+COMMANDS = lines(CHEAT_SHEET, "gradcam ")
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_cheat_sheet_is_read(line: str) -> None:
+    _, name, *words = shlex.split(line.partition(" >>")[0], comments=True)
+    group: Any = typer.main.get_command(cli)
+    command = group.get_command(None, name)
+    given = command.make_context(name, words).params
+    asked = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    assert all(given["form" if each == "format" else each] for each in asked)
+
+
+def test_the_cheat_sheet_has_ten_commands() -> None:
+    group: Any = typer.main.get_command(cli)
+    assert {line.split()[1] for line in COMMANDS} == {*group.list_commands(None)} - {"openapi"}
+    assert len(COMMANDS) == 10
+
+
+REQUESTS = lines(CHEAT_SHEET, "curl ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", REQUESTS)
+def test_a_request_of_the_cheat_sheet(line: str, clone: Path, address: str) -> None:
+    (named,) = lines(CHEAT_SHEET, "PHOTO=")
+    said = shell(f"{named.replace(HERE, address)}\n{line}")
+    written = re.findall(r"-o (\S+)", line)
+    if written:
+        assert (clone / written[0]).read_bytes().startswith(b"\x89PNG")
+        return
+    answer = json.loads(said)
+    if ":explain" in line:
+        assert len(answer["explanations"]) == max(line.count("method="), 1)
+        assert "tabby" in {each["target"]["label"] for each in answer["explanations"]}
+    else:
+        expected = {":predict": "predictions", ":evaluate": "evaluations", "/jobs": "id"}
+        (key,) = {name for word, name in expected.items() if word in line} or {"default_layer"}
+        assert answer[key]
+
+
+def test_the_library_on_the_cheat_sheet() -> None:
+    assert len(REQUESTS) == 8
+    (block,) = blocks(CHEAT_SHEET, "python")
+    space: dict[str, Any] = {}
+    exec(block, space)
+    calls = ("explain", "evaluate", "survey", "observe", "Capture")
+    assert all(f"{call}(model, " in block for call in calls)
+    assert (space["explanation"].layer, space["explanation"].target.index) == ("layer4", 7)
+    made = [space["explanation"], space["scores"]["deletion"], space["layers"][0], space["seen"]]
+    for (call, gives), each in zip(
+        table(CHEAT_SHEET, "call | what it gives"), [*made, space["capture"]], strict=True
+    ):
+        for name in re.findall(r"`(\w+)", gives):
+            assert hasattr(each, name), (call, name)
+    assert len(space["scores"]["deletion"].details["curve"]) == 31
+    assert len(space["seen"].strongest(9, "activation")) == 9
+    capture = space["capture"]
+    assert not capture.activations["layer2"][:, 3].any()
+    assert capture.gradients["layer4"].shape == capture.activations["layer4"].shape
+
+
+def choices(name: str) -> list[str]:
+    """The values that the schema of a parameter lists."""
+    schema = Parameters.model_json_schema()
+
+    def found(part: Any) -> Iterator[str]:
+        if isinstance(part, dict):
+            yield from part.get("enum", ())
+            if "$ref" in part:
+                yield from found(schema["$defs"][part["$ref"].rpartition("/")[2]])
+            part = list(part.values())
+        for each in part if isinstance(part, list) else ():
+            yield from found(each)
+
+    return list(dict.fromkeys(found(schema["properties"][name])))
+
+
+@contextmanager
+def row(cells_: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{cells_}: {error}") from error
+
+
+def test_the_parameters_of_the_cheat_sheet() -> None:
+    rows = table(CHEAT_SHEET, "parameter | values | default | what")
+    assert len(rows) >= 15
+    explain: Any = typer.main.get_command(cli)
+    options = {each.name for each in explain.get_command(None, "explain").params}
+    for cells_ in rows:
+        name, values, default, _ = cells_
+        with row(cells_):
+            field = Parameters.model_fields[name.strip("`")]
+            assert name.strip("`") in options
+            listed, allowed = re.findall(r"`(\w+)`", values), choices(name.strip("`"))
+            if "others" in values or not allowed or "](" in values:
+                assert set(listed) <= {*allowed, "true", "false"}
+            else:
+                assert listed == allowed
+            usual = re.findall(r"^`([\w.]+)`", default)
+            if field.default not in (None, []):
+                assert usual == [str(field.default).lower()]
+            if bounds := re.fullmatch(r"([\d.]+) … ([\d.]+)", values):
+                limits = {
+                    each
+                    for bound in field.metadata
+                    for each in (getattr(bound, "ge", None), getattr(bound, "le", None))
+                }
+                assert {float(bounds[1]), float(bounds[2])} <= limits
+
+
+def test_the_targets_and_methods_of_the_cheat_sheet() -> None:
+    for target, _ in table(CHEAT_SHEET, "target | what is explained"):
+        for each in re.findall(r"`([^`]+)`", target):
+            Parameters.model_validate({"target": json.loads(each) if "{" in each else each})
+    for _, methods in table(CHEAT_SHEET, "what for | method"):
+        assert set(re.findall(r"`(\w+)`", methods)) <= {*METHODS, "minus"}
