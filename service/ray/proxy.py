@@ -34,7 +34,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.http.guard import LimitBody
-from service.http.middleware import REQUEST_ID, SECURITY
+from service.http.middleware import HARMLESS, SECURITY
 from service.limits.body_budget import BodyBudget
 from service.settings import Settings
 
@@ -72,7 +72,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        name = given if REQUEST_ID.match(given) else str(uuid4())
+        name = given if HARMLESS.match(given) else str(uuid4())
         headers = [pair for pair in scope["headers"] if pair[0] not in self.STRIPPED]
         headers.append((b"x-request-id", name.encode()))
         await self._bounded({**scope, "headers": headers}, receive, send)
