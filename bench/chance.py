@@ -1,8 +1,10 @@
 """How often maps that know nothing of a photo are called better, or worse, than chance.
 
-    python -m bench.chance [--maps 200] [--metrics energy pointing …] [--write]
+    python -m bench.chance [--maps 200] [--metrics energy pointing …] [--things] [--write]
 
-Random parts of nine photos, explained by the embedded model with Grad-CAM of the predicted class.
+Random parts of nine photos, explained by the embedded model with Grad-CAM of the predicted class;
+with `--things`, photos of 64 × 64 pixels with a disc, a cross or a triangle at any place, explained
+by a small network that was trained on them, of which metrics of many passes take seconds a photo.
 Each wrong map is judged on a photo by every metric that gives a verdict on chance:
 
 - `another photo`: the map of a part of another photo, of another class
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any, Final
 
@@ -26,15 +29,18 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 from bench.drift_photos import Pixels, crops, load_model, photos
 from bench.record import record
+from bench.shortcuts import things, trained
 from cam import ClassTarget, Question, evaluate, explain_batch
 from cam.drawing.heatmap import Float, hot_region, minmax, resize
 from cam.evaluation.baselines import turned
 from cam.evaluation.metrics import METRICS, MetricOptions
 from cam.evaluation.verdict import verdict
-from service.loading.served_model import ServedModel
+from cam.outputs.reading import Reading
+from tests.cam.clusters.scenes import batch_of
 
 Change = Callable[[Float, np.random.Generator], Float]
 GIVING: Final = [
@@ -69,11 +75,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--metrics", nargs="*", choices=GIVING, default=GIVING)
+    parser.add_argument("--things", action="store_true")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = [
         {"maps": kind, "metric": metric, "better": better, "worse": worse, "of": arguments.maps}
-        for kind, found in calibrated(load_model(), arguments.maps, arguments.metrics).items()
+        for kind, found in calibrated(
+            of_things(arguments.maps) if arguments.things else of_photos(arguments.maps),
+            arguments.metrics,
+        ).items()
         for metric, (better, worse) in found.items()
     ]
     table = Table("maps", "metric", "better", "worse")
@@ -82,34 +92,61 @@ def main() -> None:
         table.add_row(row["maps"], row["metric"], *shares)
     Console(width=100).print(table)
     if arguments.write:
-        record("chance", rows=rows)
+        record("chance-things" if arguments.things else "chance", rows=rows)
 
 
-def calibrated(
-    served: ServedModel, count: int, metrics: Sequence[str]
-) -> dict[str, dict[str, tuple[int, int]]]:
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A model and the photos on which metrics are judged."""
+
+    module: nn.Module
+    normalise: Callable[[NDArray[np.uint8]], Tensor]
+    """Makes the model's input of photos (N, H, W, 3)."""
+    layer: str
+    reading: Reading
+    pictures: Sequence[Pixels]
+    sources: int
+    """Every so many pictures are parts of the same photo; 1 if none are."""
+    rng: np.random.Generator
+
+
+def of_photos(count: int) -> Judged:
+    rng, served, sources = np.random.default_rng(0), load_model(), photos()
+    pictures = [crops(each, rng)[0] for each in islice(cycle(sources), count)]
+    return Judged(
+        served.module, served.normalise, served.default, served.reading, pictures, len(sources), rng
+    )
+
+
+def of_things(count: int) -> Judged:
+    parts = [things(kind, -(-count // 3), 7) for kind in range(3)]
+    pictures = [each for three in zip(*parts, strict=True) for each in three][:count]
+    return Judged(
+        trained(things, 0, ()), batch_of, "11", Reading(), pictures, 1, np.random.default_rng(0)
+    )
+
+
+def calibrated(judged: Judged, metrics: Sequence[str]) -> dict[str, dict[str, tuple[int, int]]]:
     """Return how many of the wrong maps of each kind, and of the own ones, each metric calls better
     and worse than chance."""
-    rng = np.random.default_rng(0)
-    sources = photos()
-    pictures = [crops(each, rng)[0] for each in islice(cycle(sources), count)]
-    maps, classes = explained(served, pictures)
+    rng, count = judged.rng, len(judged.pictures)
+    maps, classes = explained(judged)
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for kind in ("own", "another photo", *CHANGES):
         counts = {metric: [0, 0] for metric in metrics}
-        for number, pixels in enumerate(pictures):
+        for number, pixels in enumerate(judged.pictures):
             values = maps[number]
             if kind == "another photo":
                 others = [
                     each
                     for each in range(count)
                     if classes[each] != classes[number]
-                    and (each - number) % len(sources)  # not of the same photo
+                    and (judged.sources == 1 or (each - number) % judged.sources)
                 ]
                 values = maps[int(rng.choice(others))]
             elif kind != "own":
                 values = CHANGES[kind](values, rng)
-            said = verdicts(served, pixels, values, classes[number], box_of(maps[number]), metrics)
+            said = verdicts(judged, pixels, values, classes[number], box_of(maps[number]), metrics)
             for metric, words in said.items():
                 counts[metric][0] += words == "better than chance"
                 counts[metric][1] += words == "worse than chance"
@@ -117,13 +154,13 @@ def calibrated(
     return found
 
 
-def explained(served: ServedModel, pictures: Sequence[Pixels]) -> tuple[list[Float], list[int]]:
+def explained(judged: Judged) -> tuple[list[Float], list[int]]:
     """Return the map of each photo at its size, and the predicted class."""
-    question = Question((ClassTarget(),), "gradcam", (served.default,))
+    question, pictures = Question((ClassTarget(),), "gradcam", (judged.layer,)), judged.pictures
     maps, classes = [], []
     for start in range(0, len(pictures), 16):
-        images = served.normalise(np.stack(pictures[start : start + 16])).contiguous()
-        for answer in explain_batch(served.module, images, [question] * len(images)):
+        images = judged.normalise(np.stack(pictures[start : start + 16])).contiguous()
+        for answer in explain_batch(judged.module, images, [question] * len(images)):
             assert not isinstance(answer, Exception)
             (found,) = answer.explanations
             assert isinstance(found.target, ClassTarget)
@@ -143,7 +180,7 @@ def box_of(values: Float) -> NDArray[np.bool_]:
 
 
 def verdicts(
-    served: ServedModel,
+    judged: Judged,
     pixels: Pixels,
     values: Float,
     index: int,
@@ -151,16 +188,16 @@ def verdicts(
     metrics: Sequence[str],
 ) -> dict[str, str]:
     """Return what each metric says of a map beside chance."""
-    image = served.normalise(np.ascontiguousarray(pixels)[None])[0]
+    image = judged.normalise(np.ascontiguousarray(pixels)[None])[0]
     options = MetricOptions(baselines=("random",), region=region)
     scores = evaluate(
-        served.module,
+        judged.module,
         image,
         values,
         target=index,
         metrics=metrics,
         options=options,
-        reading=served.reading,
+        reading=judged.reading,
     )
     return {name: verdict(name, score) or "" for name, score in scores.items()}
 
