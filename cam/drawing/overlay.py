@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
 import cv2
 import numpy as np
@@ -31,6 +31,8 @@ USUAL: Final = "turbo"
 """The colour map of a map for which none is chosen."""
 USUAL_SIGNED: Final = "coolwarm"
 """The same of a signed map: its middle, where there is no evidence, is neutral."""
+HOTTEST: Final = 0.85
+"""The opacity of the hottest place if the opacity follows the heat: the photo stays visible."""
 
 DISTINCT: Final = (
     (31, 119, 180),
@@ -108,14 +110,22 @@ def colorize(heatmap: Float, colormap: str = USUAL) -> Picture:
 
 
 def overlay(
-    picture: Picture, heatmap: Float, *, colormap: str = USUAL, opacity: float = 0.5
+    picture: Picture,
+    heatmap: Float,
+    *,
+    colormap: str = USUAL,
+    opacity: float | Literal["heat"] = 0.5,
+    signed: bool = False,
 ) -> Picture:
     """Blend a heatmap's colours over a picture.
 
     Args:
         picture: RGB uint8 (H, W, 3); not changed.
         heatmap: 0 … 1, float32 (H, W).
-        opacity: 0 (the picture alone) … 1 (the colours alone).
+        opacity: 0 (the picture alone) … 1 (the colours alone); or `heat`: the opacity at a pixel
+            is `HOTTEST` times the heat there, so that cold places keep the picture's colours.
+        signed: whether 0.5 is neutral, 0 the most against and 1 the most for; with `heat`, the
+            opacity is then `HOTTEST` times the distance from 0.5, which is 1 at both ends.
 
     Returns:
         RGB uint8 (H, W, 3). To leave a part of a picture uncoloured, pass only the other part.
@@ -124,7 +134,12 @@ def overlay(
         UnknownColormap: if there is no such colour map; the message lists those that exist.
     """
     colours = colorize(heatmap, colormap)
-    return cv2.addWeighted(colours, opacity, picture, 1 - opacity, 0).astype(np.uint8, copy=False)
+    if opacity != "heat":
+        blended = cv2.addWeighted(colours, opacity, picture, 1 - opacity, 0)
+        return blended.astype(np.uint8, copy=False)
+    strength = np.abs(2 * heatmap - 1) if signed else heatmap
+    alpha = np.float32(HOTTEST) * strength.clip(0, 1)
+    return cv2.blendLinear(colours, picture, alpha, 1 - alpha).astype(np.uint8, copy=False)
 
 
 def contour(

@@ -72,7 +72,7 @@ class Options(PredictOptions, total=False):
     output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
     threshold: float
     colormap: str
-    opacity: float
+    opacity: float | Literal["heat"]
     normalize: Literal["minmax", "percentile", "none"]
     size: Literal["image", "model", "layer"]
     evaluate: Sequence[str]
@@ -109,7 +109,7 @@ class AnswerOptions(TypedDict, total=False):
     output: Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
     threshold: float
     colormap: str
-    opacity: float
+    opacity: float | Literal["heat"]
     normalize: Literal["minmax", "percentile", "none"]
     size: Literal["image", "layer"]
 

@@ -3,14 +3,23 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, FailFast, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    FailFast,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from cam import COLORMAPS, METHODS, METRICS
-from cam.drawing.overlay import USUAL, USUAL_SIGNED
+from cam.drawing.overlay import HOTTEST, USUAL, USUAL_SIGNED
 from cam.errors import did_you_mean
 from cam.reasons.cascade import MOST_REASONS
 from service.core.choices import Fuse, Normalize, Output, Size, Smooth, WantedFit
@@ -64,6 +73,28 @@ MetricName = TypeAliasType(
 MetricNames = Annotated[list[MetricName], Field(max_length=len(METRICS))]
 Colormap = TypeAliasType(
     "Colormap", Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+)
+
+
+def _opacity(sent: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(sent)
+    except ValidationError:
+        raise PydanticCustomError(
+            "opacity", "it should be a number from 0 to 1, or heat"
+        ) from None  # instead of a sentence for each alternative
+
+
+Opacity = TypeAliasType(
+    "Opacity",
+    Annotated[
+        Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | Literal["heat"],
+        WrapValidator(_opacity),
+    ],
+)
+OPACITY = (
+    "Opacity of the colours over the photo; or `heat`: it follows the heat, from 0 where there is "
+    f"none, or of a signed map no evidence, to {HOTTEST} at the hottest place."
 )
 
 
@@ -257,9 +288,7 @@ class Parameters(PredictParameters):
         None,
         description=f"The colours of heat: `{USUAL}`, or `{USUAL_SIGNED}` where it is signed.",
     )
-    opacity: float = Field(
-        0.5, ge=0, le=1, allow_inf_nan=False, description="Opacity of the colours over the photo."
-    )
+    opacity: Opacity = Field(0.5, description=OPACITY)
     normalize: Normalize = Field(
         "minmax",
         description=(

@@ -161,6 +161,7 @@ class Drawing:
             self._shade,
             colormap=colormap,
             opacity=parameters.opacity,
+            signed=self.signed,
         )
         if blended.shape != self.background.shape:  # the model saw a part of the photo
             part, blended = blended, self.background.copy()

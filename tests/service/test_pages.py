@@ -325,13 +325,14 @@ def test_the_library_on_the_cheat_sheet() -> None:
     assert capture.gradients["layer4"].shape == capture.activations["layer4"].shape
 
 
-def choices(name: str) -> list[str]:
-    """The values that the schema of a parameter lists."""
+def choices(name: str) -> list[Any]:
+    """The values that the schema of a parameter lists, and the bounds of its numbers."""
     schema = Parameters.model_json_schema()
 
-    def found(part: Any) -> Iterator[str]:
+    def found(part: Any) -> Iterator[Any]:
         if isinstance(part, dict):
             yield from part.get("enum", ())
+            yield from (part[key] for key in ("const", "minimum", "maximum") if key in part)
             if "$ref" in part:
                 yield from found(schema["$defs"][part["$ref"].rpartition("/")[2]])
             part = list(part.values())
@@ -359,7 +360,9 @@ def test_the_parameters_of_the_cheat_sheet() -> None:
         with row(cells_):
             field = Parameters.model_fields[name.strip("`")]
             assert name.strip("`") in options
-            listed, allowed = re.findall(r"`(\w+)`", values), choices(name.strip("`"))
+            known = choices(name.strip("`"))
+            listed = re.findall(r"`(\w+)`", values)
+            allowed = [each for each in known if isinstance(each, str)]
             if "others" in values or not allowed or "](" in values:
                 assert set(listed) <= {*allowed, "true", "false"}
             else:
@@ -367,13 +370,8 @@ def test_the_parameters_of_the_cheat_sheet() -> None:
             usual = re.findall(r"^`([\w.]+)`", default)
             if field.default not in (None, []):
                 assert usual == [str(field.default).lower()]
-            if bounds := re.fullmatch(r"([\d.]+) … ([\d.]+)", values):
-                limits = {
-                    each
-                    for bound in field.metadata
-                    for each in (getattr(bound, "ge", None), getattr(bound, "le", None))
-                }
-                assert {float(bounds[1]), float(bounds[2])} <= limits
+            if bounds := re.match(r"([\d.]+) … ([\d.]+)", values):
+                assert {float(bounds[1]), float(bounds[2])} <= {*known}
 
 
 def test_the_targets_and_methods_of_the_cheat_sheet() -> None:

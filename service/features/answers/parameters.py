@@ -11,8 +11,10 @@ from cam.drawing.overlay import USUAL
 from service.core.choices import AnswerSize, Normalize, Output, WantedAnswerMethod
 from service.pipeline.parameters import (
     MAX_INSTANCES,
+    OPACITY,
     Colormap,
     ImageParameters,
+    Opacity,
     Parameters,
     PredictInstance,
     known_colormap,
@@ -88,9 +90,7 @@ class AnswerParameters(ImageParameters):
         0.5, ge=0, le=1, allow_inf_nan=False, description="Least value of a hot pixel, of contours."
     )
     colormap: Colormap | None = Field(None, description=f"The colours of heat: `{USUAL}`.")
-    opacity: float = Field(
-        0.5, ge=0, le=1, allow_inf_nan=False, description="Opacity of the colours over the photo."
-    )
+    opacity: Opacity = Field(0.5, description=OPACITY)
     normalize: Normalize = Field(
         "minmax",
         description=(

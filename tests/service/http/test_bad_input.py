@@ -177,7 +177,12 @@ PARAMETERS: dict[str, tuple[str, Any, str, list[str]]] = {
             "top_k, fit, prompts, method, layer, target, budget, signed, smooth, fuse",
         ],
     ),
-    "NaN opacity": ("opacity", "NaN", "invalid-parameter", ["opacity is 'NaN'", "finite number"]),
+    "NaN opacity": (
+        "opacity",
+        "NaN",
+        "invalid-parameter",
+        ["opacity is 'NaN'", "from 0 to 1, or heat"],
+    ),
     "opacity above 1": ("opacity", 1.5, "invalid-parameter", ["'1.5'", "from 0 to 1"]),
     "unknown output": ("output", "gif", "invalid-parameter", ["'gif'", "'overlay', 'heatmap'"]),
     "unknown fit": ("fit", "zoom", "invalid-parameter", ["'zoom'", "'crop', 'squash' or 'pad'"]),

@@ -29,7 +29,8 @@ TINY: dict[str, Any] = {"weights": "none", "input_size": 8}
     ("query", "said"),
     [
         ("signed=maybe", "signed is 'maybe': it should be true or false"),
-        ("opacity=50", "opacity is '50': it should be a number from 0 to 1"),
+        ("opacity=50", "opacity is '50': it should be a number from 0 to 1, or heat"),
+        ("opacity=cold", "opacity is 'cold': it should be a number from 0 to 1, or heat"),
         ("top_k=0", "top_k is '0': it should be a number from 1 to 1000"),
         ("output=mask&output=overlay", "output is given 2 times; give it once"),
         (

@@ -14,8 +14,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam.drawing.heatmap import Region, hot_region
-from cam.drawing.overlay import COLORMAPS, colorize, contour, paint
-from tests.service.conftest import CAT, MODEL, values
+from cam.drawing.overlay import COLORMAPS, colorize, contour, overlay, paint
+from tests.service.conftest import CAT, ESPRESSO, MODEL, values
 from tests.service.http.test_bad_input import check
 
 EXPLAIN = f"{MODEL}:explain"
@@ -241,6 +241,33 @@ def test_cam_at_a_layer_that_the_head_does_not_read(client: TestClient, cat: byt
         EXPLAIN, params={"method": "cam", "layer": "blocks.5"}, content=cat, headers=PNG
     )
     check(response, 422, "unexplainable", "cam needs a linear head that reads the mean", "gradcam")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_an_overlay_whose_opacity_follows_the_heat(
+    client: TestClient, cat: bytes, signed: bool
+) -> None:
+    photo = np.asarray(Image.open(io.BytesIO(cat)).convert("RGB"))
+    shade = values(explained(client, cat, output="values", signed=signed, target=ESPRESSO))
+    if signed:
+        shade = (shade + 1) / 2
+    colormap = "coolwarm" if signed else "turbo"
+    expected = overlay(photo, shade, colormap=colormap, opacity="heat", signed=signed)
+    shown = picture(client, cat, opacity="heat", signed=signed, target=ESPRESSO)
+    np.testing.assert_allclose(shown.astype(int), expected, atol=2)
+    neutral = np.abs(2 * shade - 1) < 2e-3 if signed else shade < 2e-3
+    assert neutral.any()
+    np.testing.assert_array_equal(shown[neutral], photo[neutral])
+
+
+def test_an_opacity_that_follows_the_heat_has_its_own_entity_tag(
+    client: TestClient, cat: bytes
+) -> None:
+    tags = {
+        client.post(EXPLAIN, params=query, content=cat, headers=PNG).headers["ETag"]
+        for query in ({}, {"opacity": 0.5}, {"opacity": "heat"})
+    }
+    assert len(tags) == 2
 
 
 def test_painted_concepts_by_hand() -> None:

@@ -52,6 +52,7 @@ def test_an_empty_folder_that_is_there_will_do(tmp_path: Path) -> None:
         ({"target": None}, ["parameters"]),
         ({"fit": "pad"}, ["'squash'", "'pad'"]),
         ({"opacity": "0.4"}, ["'opacity': 0.4"]),
+        ({"opacity": "heat"}, ["'opacity': 'heat'"]),
     ],
 )
 def test_other_parameters_are_refused(

@@ -304,7 +304,7 @@ def test_a_name_that_is_no_text(gradcam: Shell, models: str, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["--set", "opacity"], "--set opacity: it should be NAME=VALUE"),
-        (["--set", "opacity=2"], "opacity is '2': it should be a number from 0 to 1"),
+        (["--set", "opacity=2"], "opacity is '2': it should be a number from 0 to 1, or heat"),
         (["--set", "colour=red"], "there is no parameter 'colour'; the parameters are "),
         (["--set", "=red"], "there is no parameter ''; the parameters are "),
         (["--set", "output=values"], "output=values is not a picture"),

@@ -196,7 +196,7 @@ def test_what_has_no_end_is_no_photo(tmp_path: Path) -> None:
         (["--layer", "conv9"], "model 'efficientnet-lite0' has no layer 'conv9'; the nearest"),
         (["--method", "rollout"], "model 'efficientnet-lite0' cannot do rollout: it needs a"),
         (["--prompts", "a cat"], "model 'efficientnet-lite0' takes no prompts: it is not an image"),
-        (["--opacity", "2"], "opacity is '2': it should be a number from 0 to 1"),
+        (["--opacity", "2"], "opacity is '2': it should be a number from 0 to 1, or heat"),
         (["--opacity", "0.2", "--opacity", "0.3"], "opacity is given 2 times; give it once"),
         (["--size", "photo"], "size is 'photo': it should be 'image', 'model' or 'layer'"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
