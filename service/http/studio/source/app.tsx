@@ -13,7 +13,7 @@ import { Stage } from "./stage";
 import { TakeAlong } from "./takealong";
 import { Tour, go } from "./tour";
 import { Work } from "./work";
-import type { View } from "./colours";
+import { levelOf, type View } from "./colours";
 import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, look, method, model, note, photo, problem,
   remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
@@ -130,8 +130,8 @@ function press(event: KeyboardEvent, help: { value: boolean }): void {
       if (next) setMethod(next.name);
     },
     v: () => show({ view: views[(views.indexOf(look.value.view) + 1) % views.length]! }),
-    "[": () => show({ opacity: Math.max(look.value.opacity - 0.1, 0) }),
-    "]": () => show({ opacity: Math.min(look.value.opacity + 0.1, 1) }),
+    "[": () => show({ opacity: Math.max(levelOf(look.value) - 0.1, 0) }),
+    "]": () => show({ opacity: Math.min(levelOf(look.value) + 0.1, 1) }),
     n: () => step(1), p: () => step(-1),
     c: () => void compare(),
     "/": () => document.querySelector<HTMLElement>("#search, #question")?.focus(),

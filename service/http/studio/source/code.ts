@@ -39,7 +39,7 @@ export function code(language: Language, choice: Choice, look: Look, name: strin
       "  body: photo,  // a File or Blob\n});\nconst picture = await response.blob();";
   }
   const options = Object.entries(parameters).map(([key, value]) => {
-    const number = ["opacity", "threshold"].includes(key) || (key === "target" && /^\d+$/.test(value));
+    const number = ["opacity", "threshold"].includes(key) ? value !== "heat" : key === "target" && /^\d+$/.test(value);
     const object = key === "target" && value.startsWith("{");
     const literal = object ? value.replaceAll("true", "True") : key === "signed" ? "True"
       : number ? value : python(value);

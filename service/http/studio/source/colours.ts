@@ -5,12 +5,16 @@ import type { Heat } from "./smallmap";
 
 export type View = "overlay" | "heat" | "contour" | "photo";
 export type Colormap = keyof typeof tables;
-/** How a map is drawn; without a colour map, the map's own. */
-export interface Look { view: View; opacity: number; threshold: number; colormap: Colormap | "";
+/** How a map is drawn; without a colour map, the map's own. The opacity may follow the heat. */
+export interface Look { view: View; opacity: number | "heat"; threshold: number; colormap: Colormap | "";
   /** Whether a map is scaled by its 99th percentile; undefined: maps of pixels are. */
   bright?: boolean }
 
 export const colormaps = Object.keys(tables) as Colormap[];
+/** The opacity of the hottest place if the opacity follows the heat (cam/drawing/overlay.py). */
+const HOTTEST = 0.85;
+/** The opacity of a look as a number; one that follows the heat is half. */
+export const levelOf = ({ opacity }: Look) => opacity === "heat" ? 0.5 : opacity;
 const LINE = [255, 220, 0] as const;
 
 const decoded = new Map<Colormap, Uint8Array>();
@@ -35,10 +39,11 @@ export function paint(heat: Heat, look: Look, image: ImageData): void {
   if (look.view === "photo") return;
   if (look.view === "contour") return outline(heat, look, image);
   const colours = table(colormapOf(look, heat.signed));
-  const alpha = look.view === "heat" ? 255 : Math.round(look.opacity * 255);
+  const opacity = look.view === "heat" ? 1 : look.opacity;
   const shades = new Uint32Array(256), bytes = new Uint8Array(shades.buffer);
   for (let shade = 0; shade < 256; shade++) {
     const strength = heat.signed ? Math.abs(shade - 127.5) / 127.5 : shade / 255;
+    const alpha = Math.round(255 * (opacity === "heat" ? HOTTEST * strength : opacity));
     const shown = strength >= look.threshold ? alpha : 0;
     bytes.set([colours[3 * shade]!, colours[3 * shade + 1]!, colours[3 * shade + 2]!, shown], 4 * shade);
   }

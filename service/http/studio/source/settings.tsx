@@ -1,6 +1,6 @@
 // How the map is made, and how it is drawn.
 
-import { colormaps, type Look, type View } from "./colours";
+import { colormaps, levelOf, type Look, type View } from "./colours";
 import { answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
@@ -70,7 +70,9 @@ export function Looks() {
           onClick={() => show({ view: value })}>{text}</button>)}
     </span>
     <label>{words.opacity} <input id="opacity" type="range" min={0} max={1} step={0.05}
-      value={opacity} onInput={(event) => show({ opacity: event.currentTarget.valueAsNumber })} /></label>
+      value={levelOf(look.value)} onInput={(event) => show({ opacity: event.currentTarget.valueAsNumber })} /></label>
+    <label title={words.byHeatHint}><input id="by-heat" type="checkbox" checked={opacity === "heat"}
+      onChange={(event) => show({ opacity: event.currentTarget.checked ? "heat" : 0.5 })} /> {words.byHeat}</label>
     <label>{words.threshold} <input id="threshold" type="range" min={0} max={0.95} step={0.05}
       value={threshold}
       onInput={(event) => show({ threshold: event.currentTarget.valueAsNumber })} /></label>

@@ -14,7 +14,7 @@ const ACTIONS: (() => void)[] = [
   () => { choose({ ...NOTHING, method: "gradcam", layer: "auto", against: false, signed: false }); void ask("activation"); },
   () => void ask("gradient"),
   () => show({ view: "heat", threshold: 0 }),
-  () => show({ view: "overlay", opacity: 0.5 }),
+  () => show({ view: "overlay", opacity: "heat" }),
   () => void measure(),
 ];
 

@@ -31,6 +31,7 @@ const CLASSES = "10";
 const REMEMBERED = 300, ANSWERS_REMEMBERED = 30;
 const start = new URLSearchParams(location.hash.slice(1));
 const whole = (name: string) => (start.has(name) ? Number(start.get(name)) : undefined);
+const opacity = whole("opacity") ?? NaN;
 
 /** What the address says, if it is one of the values that there are: a link may say anything. */
 const oneOf = <T extends string>(name: string, values: readonly T[], otherwise: T): T =>
@@ -49,7 +50,7 @@ export const query = signal<Query>({ question: start.get("question") ?? undefine
 /** The first and the last word that are chosen, by their numbers; null for the default. */
 export const chosen = signal(start.get("words")?.split("-").map(Number) as [number, number] | undefined ?? null);
 export const look = signal<Look>({
-  view: oneOf("view", keys(words.views), "overlay"), opacity: whole("opacity") ?? 0.5,
+  view: oneOf("view", keys(words.views), "overlay"), opacity: Number.isNaN(opacity) ? "heat" : opacity,
   threshold: whole("threshold") ?? 0, colormap: oneOf("colours", colormaps, ""),
   bright: start.has("bright") ? start.get("bright") === "1" : undefined,
 });

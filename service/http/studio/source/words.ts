@@ -39,6 +39,8 @@ export const words = {
   views: { overlay: "Overlay", heat: "Heat", contour: "Contour", photo: "Photo" } as const,
   view: "View",
   opacity: "Opacity",
+  byHeat: "follows the heat",
+  byHeatHint: "Cold places keep the photo's colours. The slider makes the opacity the same everywhere.",
   threshold: "Threshold",
   bright: "Brighten",
   brightHint: "Scale the map by its 99th percentile: a few pixels do not leave the others dark.",

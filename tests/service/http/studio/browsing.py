@@ -79,10 +79,10 @@ def served(
     verb: str = "explain",
     **parameters: str,
 ) -> Pixels:
-    """What the service draws."""
+    """What the service draws, with an opacity that follows the heat as on the page."""
     answer = httpx2.post(
         f"{address}/v1/models/{model}:{verb}",
-        params=parameters,
+        params={"opacity": "heat", **parameters},
         content=photo,
         headers={"Content-Type": "image/png", "Accept": "image/png"},
         timeout=60,

@@ -38,22 +38,46 @@ def test_a_sample_is_explained_by_one_click(page: Page) -> None:
     expect(page.locator("#classes button").first).to_contain_text("Egyptian cat")
 
 
+@pytest.mark.parametrize("opacity", ["heat", "0.5"])
 @pytest.mark.parametrize("fit", ["squash", "crop"])
-def test_the_picture_is_the_service_s(page: Page, address: str, cat: bytes, fit: str) -> None:
+def test_the_picture_is_the_service_s(
+    page: Page, address: str, cat: bytes, fit: str, opacity: str
+) -> None:
+    page.goto(f"{address}#opacity={opacity}")
+    page.reload()
     take(page, cat)
     explained(page)
     page.locator("#fit").select_option(fit)
     explained(page)
     page.wait_for_function(f"() => location.hash.includes('fit={fit}')")
-    theirs = served(address, cat, fit=fit, output="overlay", size="image")
+    theirs = served(address, cat, fit=fit, output="overlay", opacity=opacity)
     page.wait_for_timeout(300)
     assert is_alike(drawn(page), theirs)
     page.get_by_label("Evidence for and against").check()
     page.wait_for_timeout(300)
     explained(page)
     page.wait_for_timeout(300)
-    theirs = served(address, cat, fit=fit, output="overlay", signed="true")
+    theirs = served(address, cat, fit=fit, output="overlay", opacity=opacity, signed="true")
     assert is_alike(drawn(page), theirs)
+
+
+def test_the_opacity_follows_the_heat_until_the_slider_is_moved(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    follows = page.get_by_label("follows the heat")
+    expect(follows).to_be_checked()
+    assert state(page)["opacity"] == "heat"
+    page.locator("#opacity").fill("0.5")
+    expect(follows).not_to_be_checked()
+    assert state(page)["opacity"] == "0.5"
+    constant = drawn(page)
+    follows.check()
+    followed = drawn(page)
+    changed, less = (np.abs(each - pixels_of(cat)).max(2) for each in (constant, followed))
+    assert (less <= 1).sum() > 2 * (changed <= 1).sum()
+    assert less.mean() < changed.mean()
+    follows.uncheck()
+    assert (drawn(page) == constant).all()
 
 
 def test_the_look_changes_without_a_request(page: Page, cat: bytes, address: str) -> None:
