@@ -170,7 +170,10 @@ def averaged(model: nn.Module, folder: Path) -> Path:
 
 
 def hugging_face(model: nn.Module, folder: Path) -> Path:
+    from transformers import ViTImageProcessor
+
     model.save_pretrained(folder)  # type: ignore[operator]
+    ViTImageProcessor().save_pretrained(folder)
     return folder / "model.safetensors"
 
 

@@ -31,6 +31,7 @@ TRIAL_SECONDS: Final = 30.0
 EQUAL: Final = 1e-4
 """Largest difference of outputs that are equal, as a share of the largest output."""
 WEIGHTS_OF_TRANSFORMERS: Final = re.compile(r"(model|pytorch_model)\b.*\.(safetensors|bin)$")
+PROCESSOR: Final = "preprocessor_config.json"
 GRAPHS: Final = {".onnx": "onnx", ".xml": "openvino"}
 Ask = Callable[[str, str], str]
 """Asks a question with a proposed answer, and returns the answer."""
@@ -72,7 +73,11 @@ def set_up(file: Path, photos: Photos | None, ask: Ask | None) -> SetUp:
     if config := _config_beside(file):
         folder = "." if file.is_file() else file.name
         why = f"{config} says that it is a model of transformers"
-        return SetUp([Finding("source", f"hf:{folder}", "sure", why)])
+        surety: Surety = "sure"
+        if not config.with_name(PROCESSOR).exists():
+            surety = "not known"
+            why += f"; put its {PROCESSOR} beside it, without which it cannot be served"
+        return SetUp([Finding("source", f"hf:{folder}", surety, why)])
     try:
         state = read_shapes(file)
     except WeightsError as error:

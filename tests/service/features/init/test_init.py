@@ -227,6 +227,9 @@ def test_a_folder_of_hugging_face_and_a_graph(tmp_path: Path) -> None:
     for number, place in enumerate((tmp_path / "mine", tmp_path / "mine" / "model.safetensors")):
         init(place, "--output", tmp_path / f"{number}.toml", "--name", "mine")
         assert written(tmp_path / f"{number}.toml").source == "hf:mine"
+        text = (tmp_path / f"{number}.toml").read_text()
+        assert "# not known: " in text
+        assert "put its preprocessor_config.json beside it" in text
     file = saved(resnet(), tmp_path / "mine")  # which is not transformers' beside its config.json
     init(file, "--output", tmp_path / "2.toml")
     assert written(tmp_path / "2.toml").source == "timm:test_resnet"
