@@ -17,6 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Names of extras in pyproject.toml, between commas.
 EXTRAS ?=
+COMMA := ,
+override EXTRAS := $(subst $(subst ,, ),$(COMMA),$(strip $(EXTRAS)))
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test check test-random test-ray test-integrations gpu wheels chaos lint format types docs openapi client pictures studio bench wheel image sbom lock clean

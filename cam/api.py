@@ -28,6 +28,7 @@ from cam.inputs import (
     Preprocess,
     Targets,
     budget_of,
+    check_labels,
     diagnosed,
     images_of,
     is_pattern,
@@ -138,6 +139,8 @@ def explain(
     images = images_of(photos_of(model, images, preprocess))
     names = labels_of(model, labels)
     asked = targets_of(named_targets(names, target), len(images))
+    if labels is not None:
+        check_labels(labels, asked)
     if activation == "auto" and isinstance(model, PromptClassifier):
         activation = model.activation
     reading = Reading(output, activation)

@@ -137,7 +137,9 @@ def labels_of(model: nn.Module, labels: Sequence[str] | None) -> dict[int, str]:
         return dict(enumerate(labels))
     if isinstance(model, PromptClassifier):
         return dict(enumerate(model.labels))
-    names = getattr(getattr(model, "config", None), "id2label", None) or {}
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(names, Mapping) or not all(str(number).isdigit() for number in names):
+        return {}
     return {int(number): str(label) for number, label in names.items()}
 
 
@@ -162,18 +164,26 @@ def named_targets(names: Mapping[int, str], target: Any) -> Any:
 
 
 def label_of(names: Mapping[int, str], target: Target) -> str | None:
-    """Return the name of an explained class, with that of the class that is subtracted; None if it
-    has none.
-
-    Raises:
-        InvalidOption: if there are labels, and the class is beyond them.
-    """
-    if not names or not isinstance(target, ClassTarget) or target.index is None:
+    """Return the name of an explained class, with that of the class that is subtracted; None if one
+    of them has none."""
+    if not isinstance(target, ClassTarget) or target.index is None:
         return None
     indices = [target.index] if target.minus is None else [target.index, target.minus]
-    if missing := [index for index in indices if index not in names]:
-        raise InvalidOption(f"there are {len(names)} labels, and class {missing[0]} has none")
+    if any(index not in names for index in indices):
+        return None
     return " and not ".join(names[index] for index in indices)
+
+
+def check_labels(labels: Sequence[str], asked: Sequence[Sequence[Target]]) -> None:
+    """Check that the classes that are asked for have labels.
+
+    Raises:
+        InvalidOption: if one has none.
+    """
+    for target in chain(*asked):
+        index = target.index if isinstance(target, ClassTarget) else None
+        if index is not None and index >= len(labels):
+            raise InvalidOption(f"there are {len(labels)} labels, and class {index} has none")
 
 
 def methods_of(method: str | Sequence[str]) -> list[Method]:

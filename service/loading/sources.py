@@ -105,8 +105,10 @@ def build(entry: ModelEntry, classes: int | None) -> Built:
         state = read_weights(file, sha256=entry.sha256)
         built = _built(entry, build_(entry, what, classes))
         # The head gets as many classes as the file has.
-        counted = classes_of(built.module, state) if classes is None else None
-        if counted and not source.is_code:
+        counted = classes_of(built.module, state)
+        # The two labels of a classifier with one output are of one logit.
+        follows = classes is None or (classes == 2 and counted and counted.given == 1)
+        if counted and follows and not source.is_code:
             built = build_(entry, what, counted.given)
         head = load_weights(built.module, state)
     except WeightsError as error:

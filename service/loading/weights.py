@@ -108,6 +108,8 @@ class Compared:
     head: Head | None
     sizes: HeadSizes | None
     """The numbers of classes, if they differ."""
+    left_out: tuple[str, ...] = ()
+    """Names of tensors beside the model's."""
 
 
 def compared(module: nn.Module, state: State) -> Compared:
@@ -117,8 +119,12 @@ def compared(module: nn.Module, state: State) -> Compared:
     Raises:
         WeightsError: if they differ in more than the number of classes of the head.
     """
-    own = module.state_dict()
+    own, whole = module.state_dict(), state
     state = _named_as(own, state)
+    taken = {id(value) for value in state.values()}
+    left_out = tuple(
+        name for name, value in whole.items() if id(value) not in taken and name not in COUNTERS
+    )
     head = _head_of(module, state)
     if head is not None:
         state = head.renamed(state)
@@ -136,14 +142,14 @@ def compared(module: nn.Module, state: State) -> Compared:
     if len(sizes) == 1 and alike:
         ((mine, given),) = sizes
         if mine and given:
-            return Compared(state, head, HeadSizes(other[0], mine[0], given[0]))
+            return Compared(state, head, HeadSizes(other[0], mine[0], given[0]), left_out)
     if other:
         name = other[0]
         raise WeightsError(
             f"it does not fit the model: {len(other)} tensors have other shapes, such as {name!r}: "
             f"{_sides(state[name].shape)} in the file, {_sides(own[name].shape)} in the model"
         )
-    return Compared(state, head, None)
+    return Compared(state, head, None, left_out)
 
 
 @dataclass(frozen=True)
@@ -229,9 +235,10 @@ def _named_as(own: State, state: State) -> State:
         names = " and ".join(map(repr, sorted(whole)))
         raise WeightsError(f"it has the tensors of the model under {names}; save one of them alone")
     if len(whole) == 1 and whole[0]:
-        # What else stands under the prefix belongs to the model: those of ResNet-34 have all
-        # tensors of ResNet-18.
-        return _under(whole[0], state)
+        # The tensors of a deeper model have all those of a smaller one, and more beside them.
+        tops = {name.partition(".")[0] for name in own}
+        under = _under(whole[0], state)
+        return {name: each for name, each in under.items() if name.partition(".")[0] in tops}
     while not own.keys() & state.keys():
         prefix = next(
             (prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in state)), None

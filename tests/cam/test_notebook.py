@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,13 @@ def test_the_names_of_classes() -> None:
         explain(model, x, target="dgo", labels=names)
     with pytest.raises(CamError, match="there are 1 labels, and class 1 has none"):
         explain(model, x, target=1, labels=["cat"])
+    model.config = SimpleNamespace(id2label={0: "cat"})  # type: ignore[assignment]
+    (found_,) = explain(model, x, target=1)
+    assert found_.label is None, "a head that was replaced has more classes than the configuration"
+    assert explain(model, x, target="cat")[0].label == "cat"
+    for odd in (["cat"], {"first": "cat"}):
+        model.config = SimpleNamespace(id2label=odd)  # type: ignore[assignment]
+        assert explain(model, x, target=1)[0].label is None
     for wrong in ("cat", [0, 1]):
         with pytest.raises(CamError, match="labels is a list with the name of each class"):
             explain(model, x, labels=wrong)  # type: ignore[arg-type]

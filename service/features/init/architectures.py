@@ -27,6 +27,8 @@ class Match:
     """The entry's source, such as `timm:resnet18`."""
     head: Head | None
     """The last layer, if the state dict has it in another place."""
+    left_out: tuple[str, ...] = ()
+    """Names of tensors beside the architecture's."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def search(state: State, seconds: float = SEARCH_SECONDS) -> Search:
         if (module := made(source)) is None:
             continue
         try:
-            matches.append(Match(source, compared(module, state).head))
+            fitting = compared(module, state)
+            matches.append(Match(source, fitting.head, fitting.left_out))
         except WeightsError as error:
             reasons.append((likeness(own, sketch(module.state_dict())), source, str(error)))
     best, nearest, why = max(reasons, default=(0.0, "", ""))

@@ -23,9 +23,13 @@ class Finding:
 
 def toml_of(name: str, findings: list[Finding], made_from: str) -> str:
     """Return an entry as TOML, with a comment above each value."""
-    lines = [f"# Made by gradcam init from {made_from}", "[[models]]", f"name = {_text(name)}"]
+    lines = [
+        f"# Made by gradcam init from {_text(made_from)}",
+        "[[models]]",
+        f"name = {_text(name)}",
+    ]
     for each in findings:
-        lines.append(f"# {each.surety}: {each.why}")
+        lines.append(f"# {each.surety}: {' '.join(each.why.split())}")
         written = f"{each.key} = {_text(each.value)}"
         lines.append(written if each.value is not None else f"# {each.key} is not set")
     return "\n".join(lines) + "\n"

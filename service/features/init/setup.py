@@ -112,7 +112,7 @@ def _of_choices(
     choice = choices[chosen]
     findings = [_source(choice, choices, found, outcome, told)]
     findings.append(Finding("weights", file.name, "sure", "the file"))
-    labels, finding = _labels(file, classes, photos)
+    labels, finding = _labels(file, classes, photos, outcome)
     findings.append(finding)
     findings += _preprocessing(choice.built, photos, outcome, ask)
     return SetUp(findings, labels, _said(classes, photos, outcome))
@@ -146,7 +146,8 @@ def _why_none(state: State, found: Search) -> str:
             'for a network of your own, use source = "factory:package.module:function"'
         )
     return (
-        f"the nearest architecture is {found.nearest}, and {found.why}; if you changed its layers, "
+        f"the nearest architecture is {found.nearest}, and {found.why}; a detector or segmenter of "
+        "torchvision is named in models.toml (docs/detectors.md); if you changed the layers, "
         "a function that builds the changed model can be served:\n\n"
         f"{_factory(found.nearest)}\n"
         'source = "factory:model:make" in models.toml, with the folder of model.py in PYTHONPATH'
@@ -243,6 +244,9 @@ def _source(
     elif len(found.matches) > MOST or not found.is_complete:
         surety = "likely"
         why += "; not all architectures with such tensors were compared"
+    if left := choice.match.left_out:
+        surety = "likely" if surety == "sure" else surety
+        why += f"; {len(left)} other tensors are left out, such as {left[0]!r}"
     head = choice.match.head
     if head and not (outcome and outcome.knows):
         surety = "likely" if surety == "sure" else surety
@@ -253,10 +257,14 @@ def _source(
     return Finding("source", choice.match.source, surety, why)
 
 
-def _labels(file: Path, classes: int, photos: Photos | None) -> tuple[tuple[str, ...], Finding]:
+def _labels(
+    file: Path, classes: int, photos: Photos | None, outcome: Outcome | None
+) -> tuple[tuple[str, ...], Finding]:
     if photos and len(photos.classes) == classes:
         why = "the folders of the photos in the order of their names, as ImageFolder counts them"
-        return photos.classes, Finding("labels", f"{file.stem}.labels.txt", "likely", why)
+        surety: Surety = "likely" if outcome and outcome.knows else "not known"
+        names = tuple(" ".join(name.split()) for name in photos.classes)
+        return names, Finding("labels", f"{file.stem}.labels.txt", surety, why)
     if classes == 1000:
         return (), Finding("labels", "imagenet", "likely", "there are 1000 classes")
     why = f"the file does not name its {classes} classes: write one per line into a file"

@@ -38,6 +38,8 @@ SIZES: Final = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 299, 320,
 """Sides of inputs that are tried, in pixels."""
 CLEAR: Final = 2.0
 """Least number of standard errors by which a setting must be better to be known to be."""
+MUCH: Final = 0.1
+"""Difference of the mean logarithm that counts where as many photos are right."""
 IMAGENET: Final[dict[str, Any]] = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
@@ -139,11 +141,16 @@ class Trials:
             best = self._best(best, (Setting(best.size, *manner) for manner in manners))
             if best == before:
                 break
-        # More photos judge what few have chosen.
+        # More photos judge what few have chosen. What changes nothing stays as the source has it.
         photos = photos.first(JUDGES * len(self._photos.images))
-        found, own_found = tried(self._built, best, photos), tried(self._built, own, photos)
-        if not is_clear(found.log, own_found.log):
-            best, found = own, own_found
+        found = tried(self._built, best, photos)
+        for change in ({"order": own.order}, {"range": own.range}, {"size": own.size}):
+            simpler = dataclasses.replace(best, **change)
+            if simpler != best:
+                score = tried(self._built, simpler, photos)
+                if not is_clear(found, score):
+                    best, found = simpler, score
+        own_found = tried(self._built, own, photos)
         return Outcome(best, found, own, own_found, photos, is_complete=not self._is_late)
 
     def _best(self, best: Setting, others: Iterable[Setting]) -> Setting:
@@ -215,17 +222,19 @@ def logits(built: Built, images: torch.Tensor) -> torch.Tensor:
     return torch.cat([-output, output], 1) / 2 if output.shape[1] == 1 else output
 
 
-def is_clear(one: Log, other: Log) -> bool:
-    """Return whether one setting is better than the other on the same photos: by `CLEAR` standard
-    errors of the mean difference, or more."""
-    difference = one - other
+def is_clear(one: Score, other: Score) -> bool:
+    """Return whether one score is better than the other on the same photos: by `CLEAR` standard
+    errors of the mean difference of the logarithms, and by more photos that are right or by
+    `MUCH`. A model may be a little surer of photos that were prepared in a wrong way."""
+    difference = one.log - other.log
     spread = difference.std(ddof=1) / math.sqrt(len(difference))
-    return bool(difference.mean() > max(CLEAR * spread, 1e-6))
+    better = difference.mean()
+    return bool(better > max(CLEAR * spread, 1e-6) and (one.right > other.right or better > MUCH))
 
 
 def clearly_best(scores: Sequence[Score]) -> int | None:
     """Return the number of the model that is clearly better than all others on the same photos;
     None if none is."""
     best = max(range(len(scores)), key=lambda number: scores[number].log.mean())
-    others = (each.log for number, each in enumerate(scores) if number != best)
-    return best if all(is_clear(scores[best].log, other) for other in others) else None
+    others = (each for number, each in enumerate(scores) if number != best)
+    return best if all(is_clear(scores[best], other) for other in others) else None

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from service.core.errors import ConfigError
+from service.core.files import written_whole
 from service.core.settings import CoreSettings
 from service.features.init.entry import Finding, toml_of
 from service.features.init.photos import read_photos
 from service.features.init.setup import set_up
 from service.local.output import cell, write_file
-from service.models.catalog import CATALOG, read_catalog
+from service.models.catalog import CATALOG, NAME, read_catalog
 
 FALLBACK: Final = "model"
 STYLES: Final = {"sure": "green", "likely": "yellow", "not known": "red"}
@@ -53,17 +54,25 @@ def write(
     output = output or folder / CATALOG
     if output.exists():
         raise ConfigError(f"{output} is there already; --output names another file")
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output={output}: there is no folder {output.parent}")
+    if name is not None and not re.fullmatch(NAME, name):
+        raise ConfigError(f"--name={name!r}: it has letters, digits, '.', '_' and '-'")
     console = Console()
     seen = read_photos(photos, settings.max_pixels) if photos else None
     with console.status("Looking at the weights"):
         done = set_up(checkpoint, seen, _ask if asks else None)
     findings = [_from(output.parent, folder, each) for each in done.findings]
     if done.labels:
-        labels = next(each.value for each in findings if each.key == "labels")
-        write_file(output.parent / labels, ("\n".join(done.labels) + "\n").encode())
+        labels = output.parent / next(each.value for each in findings if each.key == "labels")
+        text = "\n".join(done.labels) + "\n"
+        if labels.exists() and labels.read_text() != text:
+            raise ConfigError(f"{labels} is there already, with other labels; rename one of them")
+        write_file(labels, text.encode())
     named = name or re.sub("[^A-Za-z0-9._-]+", "-", checkpoint.stem).strip("-._") or FALLBACK
-    write_file(output, toml_of(named, findings, checkpoint.name).encode())
-    read_catalog(output)  # what was written can be read, or the reason is told now
+    with written_whole(output) as draft:
+        write_file(draft, toml_of(named, findings, checkpoint.name).encode())
+        read_catalog(draft)  # what is written can be read, or the reason is told now
     _show(console, findings)
     if done.said:
         console.print(done.said)

@@ -172,6 +172,15 @@ def test_weights_of_a_deeper_model_are_refused(tmp_path: Path, prefix: str) -> N
         build(entry("torchvision:resnet18", weights=str(tmp_path / "w.pt")), None)
 
 
+def test_weights_beside_the_models_own_are_left_out(tmp_path: Path) -> None:
+    state = {f"net.{name}": each for name, each in small(seed=9).state_dict().items()}
+    torch.save({**state, "net.aux.weight": torch.ones(3, 3)}, tmp_path / "w.pt")
+    model = load(entry(weights=str(tmp_path / "w.pt")))
+    torch.testing.assert_close(
+        model.module.get_parameter("conv1.weight"), small(seed=9).conv1.weight
+    )
+
+
 def lightning(path: Path, attribute: str, **more: Any) -> dict[str, Any]:
     """Arguments of an entry whose weights are a checkpoint as Lightning's Trainer writes it."""
     state = {f"{attribute}.{name}": value for name, value in small(seed=9).state_dict().items()}

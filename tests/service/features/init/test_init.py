@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from typer.testing import CliRunner, Result
 from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.features.init.index import likeness, made, sketch, sketches, sources
-from service.features.init.photos import read_photos
+from service.features.init.photos import Photos, read_photos
 from service.features.init.setup import set_up
 from service.features.init.trial import Setting, Trials
+from service.loading.served_model import load
 from service.loading.sources import Built, build
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.preprocessing import Preprocessing
@@ -135,6 +137,25 @@ def test_photos_tell_the_size_the_values_and_the_order_of_channels(photos: Path)
     assert outcome.is_complete
 
 
+class Gray(nn.Module):
+    """Logits of the mean of the channels, in any order: of what is red and what is blue it knows
+    nothing, and is a little surer of it the other way round."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        red, _, blue = x.mean((2, 3)).unbind(1)
+        sure = 10 + (blue > red) * 0.5
+        return torch.stack([sure, torch.zeros_like(sure), torch.zeros_like(sure)], 1)
+
+
+def test_a_setting_that_makes_the_model_surer_and_not_more_often_right_is_not_taken(
+    photos: Path,
+) -> None:
+    seen = read_photos(str(photos), 10**6)
+    one = Photos(seen.images, [0] * len(seen.images), seen.classes, seen.side)
+    outcome = Trials(built(Gray()), one, 30).outcome()
+    assert (outcome.setting, outcome.score.right) == (outcome.own, 1.0)
+
+
 def test_photos_that_tell_nothing_change_nothing(photos: Path) -> None:
     torch.manual_seed(3)
     outcome = Trials(built(resnet()), read_photos(str(photos), 10**6), 3).outcome()
@@ -218,6 +239,44 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "models.toml").touch()
     with pytest.raises(ConfigError, match="is there already; --output names another file"):
         init(file)
+
+
+def test_what_fails_leaves_nothing_behind(photos: Path, tmp_path: Path) -> None:
+    file = saved(resnet(), tmp_path)
+    for words, said in (
+        (("--name", "a b/c"), "it has letters, digits"),
+        (("--output", tmp_path / "none" / "m.toml"), "there is no folder"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            init(file, *words)
+    (tmp_path / "best.labels.txt").write_text("mine\n")
+    with pytest.raises(ConfigError, match="is there already, with other labels"):
+        init(file, "--photos", photos)
+    assert (tmp_path / "best.labels.txt").read_text() == "mine\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["best.labels.txt", "best.pth"]
+    odd = saved(resnet(), tmp_path, 'a\n"b".pth')
+    init(odd)
+    assert written(tmp_path / "models.toml").weights == 'a\n"b".pth'
+
+
+def test_tensors_beside_the_model_are_named(tmp_path: Path) -> None:
+    """A backbone whose classifier stands beside it: the backbone alone is not the model."""
+    model = nn.Module()
+    model.backbone, model.classifier = resnet(classes=40), nn.Linear(40, 4)
+    init(saved(model, tmp_path))
+    text = (tmp_path / "models.toml").read_text()
+    assert re.search(r"# likely: .*; 2 other tensors are left out, such as 'classifier", text)
+
+
+def test_one_logit_has_the_labels_of_two_folders(photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    folder.mkdir()
+    for each in CLASSES[:2]:
+        shutil.copytree(photos / each, folder / each)
+    init(saved(resnet(classes=1), tmp_path), "--photos", folder)
+    entry = written(tmp_path / "models.toml")
+    assert (tmp_path / "best.labels.txt").read_text().split() == ["blue", "green"]
+    assert load(entry).labels.names == ("blue", "green")
 
 
 def test_a_folder_of_hugging_face_and_a_graph(tmp_path: Path) -> None:
