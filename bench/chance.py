@@ -9,7 +9,7 @@ Each wrong map is judged on a photo by every metric that gives a verdict on chan
 
 - `another photo`: the map of a part of another photo, of another class
 - `shifted`: the photo's own map, moved along both sides by a random number of pixels, around the
-  edges
+  edges; of things, by a quarter of each side or more
 - `mirrored`: the photo's own map from left to right
 - `rotated`: the photo's own map, turned by a random angle
 
@@ -53,6 +53,12 @@ GIVING: Final = [
 
 def shifted(values: Float, rng: np.random.Generator) -> Float:
     by = [int(rng.integers(0, side)) for side in values.shape]
+    return np.roll(values, by, (0, 1))
+
+
+def shifted_far(values: Float, rng: np.random.Generator) -> Float:
+    """Move a map by a quarter of each side or more: by less it lies on its small object still."""
+    by = [int(rng.integers(side // 4, side - side // 4 + 1)) for side in values.shape]
     return np.roll(values, by, (0, 1))
 
 
@@ -132,7 +138,8 @@ def calibrated(judged: Judged, metrics: Sequence[str]) -> dict[str, dict[str, tu
     rng, count = judged.rng, len(judged.pictures)
     maps, classes = explained(judged)
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    for kind in ("own", "another photo", *CHANGES):
+    changes = CHANGES if judged.sources > 1 else {**CHANGES, "shifted": shifted_far}
+    for kind in ("own", "another photo", *changes):
         counts = {metric: [0, 0] for metric in metrics}
         for number, pixels in enumerate(judged.pictures):
             values = maps[number]
@@ -145,7 +152,7 @@ def calibrated(judged: Judged, metrics: Sequence[str]) -> dict[str, dict[str, tu
                 ]
                 values = maps[int(rng.choice(others))]
             elif kind != "own":
-                values = CHANGES[kind](values, rng)
+                values = changes[kind](values, rng)
             said = verdicts(judged, pixels, values, classes[number], box_of(maps[number]), metrics)
             for metric, words in said.items():
                 counts[metric][0] += words == "better than chance"
