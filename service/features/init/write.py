@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from service.core.errors import ConfigError
@@ -60,8 +62,8 @@ def write(
         raise ConfigError(f"--name={name!r}: it has letters, digits, '.', '_' and '-'")
     console = Console()
     seen = read_photos(photos, settings.max_pixels) if photos else None
-    with console.status("Looking at the weights"):
-        done = set_up(checkpoint, seen, _ask if asks else None)
+    with console.status("Looking at the weights") as status:
+        done = set_up(checkpoint, seen, partial(_ask, status) if asks else None)
     findings = [_from(output.parent, folder, each) for each in done.findings]
     if done.labels:
         labels = output.parent / next(each.value for each in findings if each.key == "labels")
@@ -81,8 +83,10 @@ def write(
     console.print(f"  gradcam serve --models {output}", highlight=False, soft_wrap=True)
 
 
-def _ask(question: str, proposed: str) -> str:
+def _ask(status: Status, question: str, proposed: str) -> str:
+    status.stop()  # which would move over the question
     answer: str = typer.prompt(question, default=proposed)
+    status.start()
     return answer.strip()
 
 
