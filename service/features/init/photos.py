@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -44,7 +44,7 @@ def read_photos(folder: str, max_pixels: int) -> Photos:
         ConfigError: if there are no photos, or none can be decoded.
     """
     with open_inputs(folder) as inputs:
-        classes = _classes(inputs.ids)
+        classes = _classes(inputs)
         images, truth = [], []
         for name, index in _in_turn(inputs, classes):
             try:
@@ -56,24 +56,23 @@ def read_photos(folder: str, max_pixels: int) -> Photos:
                 break
     if not images:
         raise ConfigError(f"none of the {len(inputs.ids)} photos of {folder} can be decoded")
-    sizes = Counter(image.size for image in images)
-    ((width, height), most), *_ = sizes.most_common(1)
-    side = width if width == height and most == len(images) else None
+    (width, height), *other_sizes = {image.size for image in images}
+    side = width if width == height and not other_sizes else None
     return Photos(images, truth, classes, side)
 
 
-def _classes(ids: Sequence[str]) -> tuple[str, ...]:
-    tops = {name.split("/")[0] for name in ids if "/" in name}
-    beside = any("/" not in name for name in ids)
-    return tuple(sorted(tops)) if len(tops) > 1 and not beside else ()
+def _classes(inputs: Inputs) -> tuple[str, ...]:
+    folders = inputs.folders
+    names = tuple(sorted({*folders.values()}))
+    return names if len(names) > 1 and len(folders) == len(inputs.ids) else ()
 
 
 def _in_turn(inputs: Inputs, classes: tuple[str, ...]) -> list[tuple[str, int]]:
     """Return ids with the index of their class: the first of each class, then the second …"""
-    index = {name: number for number, name in enumerate(classes)}
+    folders, index = inputs.folders, {name: number for number, name in enumerate(classes)}
     found: dict[int, list[str]] = defaultdict(list)
     for name in inputs.ids:
-        found[index.get(name.split("/")[0], 0)].append(name)
+        found[index.get(folders.get(name, ""), 0)].append(name)
     return [
         (names[turn], number)
         for turn in range(max(map(len, found.values())))

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,8 @@ class Choice:
     names: tuple[str, ...]
     match: Match
     built: Built
+    output: Tensor
+    """Its logits for one input of noise, float32 (1, classes)."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def set_up(file: Path, photos: Photos | None, ask: Ask | None) -> SetUp:
 def _of_choices(
     file: Path, found: Search, choices: Sequence[Choice], photos: Photos | None, ask: Ask | None
 ) -> SetUp:
-    classes = _classes_of(choices[0].built)
+    classes = choices[0].output.shape[1]
     judged = photos if photos and len(photos.classes) == classes else None
     outcome = Trials(choices[0].built, judged, TRIAL_SECONDS).outcome() if judged else None
     chosen, told = 0, ""
@@ -173,7 +175,6 @@ def _choices(file: Path, matches: Sequence[Match]) -> list[Choice]:
     torchvision's come first, then the ones with the shortest names."""
     ordered = sorted(matches, key=lambda each: (each.source.startswith("timm"), len(each.source)))
     choices: list[Choice] = []
-    outputs: list[Tensor] = []
     for match in ordered[:MOST]:
         entry = ModelEntry(name="model", source=match.source, weights=file.name)
         try:
@@ -183,15 +184,12 @@ def _choices(file: Path, matches: Sequence[Match]) -> list[Choice]:
             output = _output(built, side if takes(built, side) else built.preprocessing.width)
         except (ConfigError, CamError, RuntimeError, ValueError):
             continue
-        for number, other in enumerate(outputs):
-            if _is_equal(output, other):
-                former = choices[number]
-                names = (*former.names, match.source)
-                choices[number] = Choice(names, former.match, former.built)
+        for number, former in enumerate(choices):
+            if _is_equal(output, former.output):
+                choices[number] = replace(former, names=(*former.names, match.source))
                 break
         else:
-            choices.append(Choice((match.source,), match, built))
-            outputs.append(output)
+            choices.append(Choice((match.source,), match, built, output))
     return choices
 
 
@@ -216,10 +214,6 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     return bool((one - other).abs().max() <= EQUAL * one.abs().max())
-
-
-def _classes_of(built: Built) -> int:
-    return int(_output(built, built.preprocessing.width).shape[1])
 
 
 def _source(
@@ -277,7 +271,8 @@ def _preprocessing(
     own = min(built.preprocessing.height, built.preprocessing.width)
     if outcome and outcome.knows:
         return _tried(outcome)
-    size, surety = own, "not known"
+    size = own
+    surety: Surety = "not known"
     why = f"{own} is the architecture's own; photos in a folder for each class (--photos) tell more"
     if photos and photos.side and photos.side != own and takes(built, photos.side):
         size, surety = photos.side, "likely"
@@ -286,10 +281,9 @@ def _preprocessing(
         answer = ask("Height and width of the model's input in pixels?", str(size))
         if answer.isdigit() and takes(built, int(answer)):
             size, surety, why = int(answer), "sure", "you said so"
-    said: Surety = surety  # type: ignore[assignment]
     manner = f"{_mean(built)} is the source's own"
     return [
-        Finding("input_size", size if size != own else None, said, why),
+        Finding("input_size", size if size != own else None, surety, why),
         Finding("mean", None, "not known", manner),
     ]
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from cam.hooks.inference import evaluating
 from service.features.init.photos import Photos
-from service.loading.sources import Built
+from service.loading.sources import IMAGENET_MEAN, IMAGENET_STD, Built
 from service.loading.transforms import Normalisation
 from service.models.preprocessing import Preprocessing
 
@@ -40,13 +40,8 @@ CLEAR: Final = 2.0
 """Least number of standard errors by which a setting must be better to be known to be."""
 MUCH: Final = 0.1
 """Difference of the mean logarithm that counts where as many photos are right."""
-IMAGENET: Final[dict[str, Any]] = {
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "byte_range": False,
-}
 RANGES: Final[dict[str, dict[str, Any]]] = {
-    "ImageNet's mean and std": IMAGENET,
+    "ImageNet's mean and std": {"mean": IMAGENET_MEAN, "std": IMAGENET_STD},
     "mean and std 0.5, which is -1 to 1": {"mean": (0.5,) * 3, "std": (0.5,) * 3},
     "0 to 1": {"mean": (0.0,) * 3, "std": (1.0,) * 3},
     "0 to 255": {"mean": (0.0,) * 3, "std": (1.0,) * 3, "byte_range": True},
@@ -70,7 +65,7 @@ class Setting:
 
     def of(self, own: Preprocessing) -> Preprocessing:
         """Return a source's preprocessing, changed to this one. The whole photo is shown."""
-        changes = {**IMAGENET, **RANGES[self.range]} if self.range else {}
+        changes = {"byte_range": False, **RANGES[self.range]} if self.range else {}
         return dataclasses.replace(
             own,
             height=self.size,
