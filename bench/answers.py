@@ -22,7 +22,7 @@ import transformers
 
 from bench.train_shapes import TEMPLATE, loaded, make_processor
 from cam import AnswerOptions, VisionLanguageModel, explain_answer
-from service.loading.answering import FOLDER
+from service.sources.embedded.build import FOLDER
 
 QUESTION = "what is in the picture?"
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from cam.passes.openvino import compiled, converted
-from service.loading.export import INPUT, Form, _quietly, export
+from service.features.export.write import INPUT, Form, _quietly, export
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
 

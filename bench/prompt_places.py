@@ -24,7 +24,7 @@ from PIL import Image
 
 from cam import ClassTarget, explain
 from service.loading.served_model import load
-from tests.service.models.test_embedded_prompts import (
+from tests.service.sources.test_embedded_prompts import (
     PLACES,
     PROMPTS,
     Box,

@@ -1,7 +1,7 @@
 """Train the embedded vision–language model `shapes`, a LLaVA that knows coloured shapes.
 
-    python -m bench.train_shapes --output service/loading/shapes
-    python -m bench.train_shapes --measure service/loading/shapes
+    python -m bench.train_shapes --output service/sources/embedded/shapes
+    python -m bench.train_shapes --measure service/sources/embedded/shapes
 
 It is for trying and testing: where each of its words is to be seen is known, because the pictures
 are drawn (tests/scenes.py). What large models bring from their training, it is taught: besides the

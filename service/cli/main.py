@@ -1,5 +1,4 @@
-"""The command line `gradcam`: the commands of the features, and `serve`, `key`, `export`, `compile`
-and `openapi`."""
+"""The command line `gradcam`: the commands of the features, and `serve`, `key` and `openapi`."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from service.core.threads import spin_briefly
 from service.features import COMMANDS
 from service.limits.keys import new_key, read_keys
 from service.local.options import Models
-from service.models.catalog import ModelEntry, configured, read_catalog
+from service.models.catalog import configured
 from service.models.store import copied
 from service.process.listener import listen
 from service.process.supervisor import supervise
@@ -167,56 +166,6 @@ def key(
     secret, entry = new_key(name, scope or ["explain"], rate, expires)
     print(entry)
     print(f"# The key, shown this once: {secret}", file=sys.stderr)
-
-
-@cli.command()
-def export(
-    model: Annotated[str, typer.Argument(help="Name of the model.")],
-    output: Annotated[Path, typer.Option(help="File to write: .onnx, or .xml beside its .bin.")],
-    form: Annotated[str, typer.Option("--format", help="onnx or openvino.")] = "onnx",
-    layer: Annotated[str, typer.Option(help="Layer of the map; auto is the default.")] = "auto",
-    models: Models = None,
-) -> None:
-    """Write a model as a file whose second output is the map, for devices without this service."""
-    settings = Settings.read(os.environ, models=models)
-    entry = _entry(settings, model)
-    from service.loading.export import export_entry
-
-    written = export_entry(entry, output, form, None if layer == "auto" else layer)
-    batch = "any number of images" if written.any_batch else "one image at a time"
-    print(f"{output}: logits, and maps by {written.method} at {written.layer}; takes {batch}")
-
-
-@cli.command("compile")
-def compile_model(
-    model: Annotated[str, typer.Argument(help="Name of the model.")],
-    size: Annotated[
-        list[int] | None,
-        typer.Option(help="A size of a batch; repeat. Else 1, 32 and the model's max_batch."),
-    ] = None,
-    models: Models = None,
-) -> None:
-    """Compile a model's fast path ahead of time, into the folder that GRADCAM_CACHE names: the
-    service loads it at its next start. Needs a C++ compiler, which the service then does not."""
-    settings = Settings.read(os.environ, models=models)
-    entry = _entry(settings, model)
-    from service.cli.compile import compile_model as compile_entry
-
-    compile_entry(entry, settings, size or ())
-
-
-def _entry(settings: Settings, name: str) -> ModelEntry:
-    """Return the entry of a model.
-
-    Raises:
-        ConfigError: if there is none of this name.
-    """
-    entries = read_catalog(settings.models)
-    for entry in entries:
-        if entry.name == name:
-            return entry
-    names = ", ".join(each.name for each in entries)
-    raise ConfigError(f"there is no model {name!r}; there are {names}")
 
 
 @cli.command()

@@ -50,6 +50,11 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def typed_line(error: Exception) -> str:
+    """Return the type and the message of another library's exception, as `one_line` does."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def without_folders(text: str) -> str:
     """Return a text in which each absolute path is cut to its last part, because callers must not
     learn where the server keeps its files."""

@@ -66,7 +66,7 @@ from service.core.errors import (
     QueueFull,
     Unavailable,
     Unexplainable,
-    one_line,
+    typed_line,
 )
 from service.core.metrics import Metrics
 from service.core.pool import Priority, in_own_thread
@@ -458,7 +458,7 @@ class Engine:
                     raise
                 raise Unexplainable(
                     f"model {self.model.name!r} takes no image of {item.pixels.shape[1]} × "
-                    f"{item.pixels.shape[0]} pixels: {type(error).__name__}: {one_line(error)}"
+                    f"{item.pixels.shape[0]} pixels: {typed_line(error)}"
                 ) from None
             self._metrics.rejected.labels(reason="out of memory").inc()
             raise OutOfMemory(

@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "audit": "service.features.audit.command",
     "reference": "service.features.drift.command",
     "init": "service.features.init.command",
+    "export": "service.features.export.command",
+    "compile": "service.features.compile.command",
 }
 """Name of a command → the module whose `command` it is. It is imported when it is needed."""
 

@@ -21,8 +21,14 @@ from service.loading.devices import usable
 from service.models.catalog import ModelEntry
 from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
+from service.models.sources import SOURCES
 
-PACKAGES: Final = ("torch", "torchvision", "timm", "transformers", "open_clip_torch", "openvino")
+PACKAGES: Final = {
+    "torch",
+    "torchvision",
+    "openvino",
+    *(package for source in SOURCES.values() for package in source.packages),
+}
 """Packages whose versions decide what a model does and how fast it does it."""
 UNIMPORTANT: Final = {"name", "labels", "audit", "reference", "explain_sample"}
 """Keys of an entry that do not change what the model does."""
@@ -75,12 +81,15 @@ def keys_of(
 def _surroundings() -> str:
     """Return the versions of the packages, a digest of this code, and the processor."""
     versions = {}
-    for name in PACKAGES:
+    for name in sorted(PACKAGES):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     code = hashlib.blake2b(digest_size=16)
     ours = Path(__file__).parent.parent
-    for folder in (Path(cam.__file__).parent, *(ours / name for name in ("loading", "engine"))):
+    for folder in (
+        Path(cam.__file__).parent,
+        *(ours / name for name in ("loading", "sources", "engine")),
+    ):
         for file in sorted(folder.rglob("*.py")):
             code.update(file.read_bytes())
     processor, lines = platform.processor() or platform.machine(), set[str]()

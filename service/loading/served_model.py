@@ -39,21 +39,17 @@ from cam.passes.fast import CompiledPath
 from cam.positions.locate import declare
 from service.core.choices import Activation, Runtime
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
-from service.core.errors import ConfigError, one_line
+from service.core.errors import ConfigError, typed_line
 from service.core.files import why_unreadable
-from service.loading.answering import answering, is_answering
-from service.loading.class_mixture import ClassMixture
 from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, keys_of
-from service.loading.graph import Chain
-from service.loading.huggingface import is_transformers_model
 from service.loading.memory import NONE, Activations, activations, fitted
 from service.loading.paths import compiled_paths
-from service.loading.sources import Built, build, check_source
+from service.loading.sources import Answering, Built, answering_of, build, check_source
 from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
-from service.models.catalog import EMBEDDED, MEASURED, ModelEntry
+from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
 from service.models.labels import Labels, read_labels
 from service.models.preprocessing import Fit, Preprocessing
@@ -109,7 +105,7 @@ class ServedModel(ModelInfo):
     @property
     def runtime(self) -> Runtime:
         """What runs the module."""
-        return "openvino" if isinstance(self.module, Chain) else "torch"
+        return "openvino" if source_of(self.source)[0].is_graph else "torch"
 
 
 ANYWHERE: Final = {"device": "auto", "layout": "auto", "runtime": None, "max_batch": 1}
@@ -153,8 +149,8 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         ConfigError: if the model cannot be served; the message names the file, the entry, the key
             and the allowed values.
     """
-    if is_answering(entry):
-        return _answering(entry)
+    if answering := answering_of(entry):
+        return _answering(entry, answering)
     started = perf_counter()
     given = _labels(entry)
     built = build(entry, len(given) if given else None)
@@ -225,10 +221,10 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     )
 
 
-def _answering(entry: ModelEntry) -> ServedModel:
+def _answering(entry: ModelEntry, answering: Answering) -> ServedModel:
     """Return a vision–language model, which has no classes and no layers of its own to explain."""
     device, dtype = _device(entry), getattr(torch, entry.dtype)
-    model = answering(entry, device, dtype)
+    model = answering(device, dtype)
     size, reading = OWN_PROCESSOR, Reading(None, "none")
     why = "the model answers questions: ask it by :answer, whose maps are those of words"
     plain = entry.model_copy(update={"runtime": None})  # PyTorch, whatever is asked for
@@ -284,8 +280,8 @@ def _prepared(
         names: the labels, if there are any.
     """
     module = built.module
-    if isinstance(module, Chain):
-        module.names = tuple(names)
+    if entry.is_graph:  # a detector's form is found by the number of its classes
+        module.names = tuple(names)  # type: ignore[assignment]
     with suppress(NotImplementedError):  # a program of torch.export has no modes
         module.eval()
     for parameter in module.parameters():  # a ScriptModule has no requires_grad_ of its own
@@ -315,7 +311,7 @@ def _mistakes_of(entry: ModelEntry, module: nn.Module, image: torch.Tensor) -> I
         raise entry.mistake("source", f"the model cannot be explained: {error}") from None
     except Exception as error:  # the module may be the operator's own and raise anything
         key, what = _cause(module, image)
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = typed_line(error)
         raise entry.mistake(key, f"{what}: {reason}") from error
 
 
@@ -412,7 +408,7 @@ def _examined(
         known = examine(entry, module, image, need, (reading, reason), choose)
         keep(known, kept)
     default = known.default_layer
-    declare_layers(module, _declared(entry, known.layers, default))
+    declare_layers(module, _declared(entry, built, known.layers, default))
     grid = next((layer.grid for layer in known.layers if layer.name == default), None)
     head = None
     if default and grid and "cam" not in known.unsuited:
@@ -487,17 +483,17 @@ def _unnamed(
     entry: ModelEntry, built: Built, said: Output, reading: Reading, labels: Labels
 ) -> str | None:
     """Return a warning if nothing says what a model's outputs are, and they are read as logits of
-    classes: neither the entry nor the source, and their values do not show it either; or if prompts
-    name nothing that the model knows."""
-    if isinstance(built.module, ClassMixture):
-        return "; ".join(built.module.doubts) or None
+    classes: neither the entry nor the source, and their values do not show it either; or if the
+    source has doubts."""
+    if built.doubts:
+        return "; ".join(built.doubts)
     known = (
         len(labels)
         or entry.kind != "auto"
         or entry.activation != "auto"
         or built.reason
         or not source_of(entry.source)[0].anything
-        or is_transformers_model(built.module)
+        or built.scores
     )
     if known or said.kind not in ("classes", "segments") or reading.activation == "none":
         return None
@@ -596,10 +592,11 @@ def _default_layer(
     return _usable(entry, "layer", entry.layer, layers), None
 
 
-def _declared(entry: ModelEntry, layers: tuple[Layer, ...], default: str | None) -> dict[str, str]:
+def _declared(
+    entry: ModelEntry, built: Built, layers: tuple[Layer, ...], default: str | None
+) -> dict[str, str]:
     """Return the default layers that are declared, so that the library takes the same ones."""
-    measured = entry.source == EMBEDDED.source and entry.layer == "auto"
-    own = dict(MEASURED) if measured else {}
+    own = dict(built.method_layers) if entry.layer == "auto" else {}
     _check_methods(entry)
     for method, layer in entry.method_layers.items():
         own[method] = _usable(entry, "method_layers", layer, layers)

@@ -17,6 +17,8 @@ from service.core.pydantic_errors import mistake
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
 
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 PREPROCESSING = (
     "input_size", "fit", "resize", "crop_ratio", "interpolation", "channel_order", "value_range",
     "mean", "std",

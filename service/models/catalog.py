@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -343,11 +344,7 @@ class NewModel(BaseModel):
 
 CATALOG = "models.toml"
 EMBEDDED = ModelEntry(name="efficientnet-lite0", source="embedded:efficientnet-lite0")
-MEASURED = dict.fromkeys(("gradcam++", "smoothgradcam++", "elementwise", "layercam"), "blocks.6")
-"""Method name → layer, for the methods that localise better at another layer of the embedded model
-than its default layer, as measured by `bench/localisation.py`. No rule finds it: at the output of
-the last convolution, the best layer of a network of plain convolutions, gradcam++ has 0.48, and
-0.79 at this one."""
+"""The model that is served where no models.toml names any."""
 
 
 def configured(settings: CoreSettings) -> tuple[ModelEntry, ...]:
@@ -358,6 +355,19 @@ def configured(settings: CoreSettings) -> tuple[ModelEntry, ...]:
     """
     entries = read_catalog(settings.models, name=settings.model_name)
     return () if settings.starts_empty else entries
+
+
+def entry_named(entries: Sequence[ModelEntry], name: str) -> ModelEntry:
+    """Return the entry of a model.
+
+    Raises:
+        ConfigError: if there is none of this name.
+    """
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    names = ", ".join(each.name for each in entries)
+    raise ConfigError(f"there is no model {name!r}; there are {names}")
 
 
 def read_catalog(file: Path | None, *, name: str | None = None) -> tuple[ModelEntry, ...]:

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from cam.hooks.inference import evaluating
 from service.features.init.photos import Photos
-from service.loading.sources import IMAGENET_MEAN, IMAGENET_STD, Built
-from service.loading.transforms import Normalisation
+from service.loading.sources import Built
+from service.loading.transforms import IMAGENET_MEAN, IMAGENET_STD, Normalisation
 from service.models.preprocessing import Preprocessing
 
 Order = Literal["rgb", "bgr"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.train_shapes import figures, loaded
-from service.loading.answering import FOLDER
+from service.sources.embedded.build import FOLDER
 
 
 @pytest.mark.slow

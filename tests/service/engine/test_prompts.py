@@ -18,7 +18,7 @@ from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.loading.served_model import load
 from service.models.preprocessing import ModelInput
-from tests.service.models.test_image_text import entry, saved
+from tests.service.sources.test_image_text import entry, saved
 
 pytestmark = pytest.mark.anyio
 LISTS = ((), ("a dog", "a cat", "a photo"), ("a dog", "control"), ("a photo", "a dog"))

@@ -18,7 +18,7 @@ from cam.drawing.heatmap import resize
 from cam.outputs.outputs import forward
 from service.loading.served_model import ServedModel, load
 from tests.service.live import ROOT
-from tests.service.models.test_graph_source import entry_of
+from tests.service.sources.test_graph import entry_of
 
 pytest.importorskip("openvino")
 WEIGHTS = ROOT / ".venv" / "weights"

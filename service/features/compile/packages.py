@@ -1,4 +1,4 @@
-"""`gradcam compile`: compile a model's fast path ahead of time."""
+"""Compiling a model's fast path ahead of time."""
 
 from __future__ import annotations
 

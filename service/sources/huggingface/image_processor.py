@@ -21,7 +21,7 @@ from torch import device
 
 from cam.drawing.samples import samples
 from service.core.choices import ChannelOrder
-from service.core.errors import ConfigError, one_line
+from service.core.errors import ConfigError, typed_line
 from service.loading.transforms import CROP_FITS, Normalisation, preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
@@ -187,7 +187,7 @@ def _made(entry: ModelEntry, processor: Any, photo: Image.Image) -> NDArray[np.f
     try:
         made = np.asarray(processor(photo, return_tensors="pt")["pixel_values"])
     except Exception as error:  # a processor may raise anything
-        reason = f"{type(error).__name__}: {one_line(error)}"
+        reason = typed_line(error)
         raise _refusal(entry, processor, f"fails on a photo alone: {reason}") from error
     if made.ndim != 4 or made.shape[:2] != (1, 3):
         raise _refusal(entry, processor, f"makes pixel_values of shape {made.shape} of one photo")

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import cam
 from service.cli.main import cli
 from service.core.errors import ConfigError
-from service.loading.export import Form, export, export_entry
+from service.features.export.write import Form, export, export_entry
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
-from tests.service.models.test_graph_source import loaded
+from tests.service.sources.test_graph import loaded
 
 pytest.importorskip("openvino")
 onnx = pytest.importorskip("onnx")
@@ -71,7 +71,7 @@ def residual() -> nn.Module:
 
 
 def model_of(name: str, **keys: Any) -> ServedModel:
-    source = f"factory:tests.service.models.test_export:{name}"
+    source = f"factory:tests.service.features.test_export:{name}"
     return load(ModelEntry(name=name, source=source, input_size=32, mode="exact", **keys))
 
 
@@ -216,7 +216,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     export(model, tmp_path / "model.xml", "openvino")
     with pytest.raises(ConfigError, match="is a network in a file already"):
         export(loaded(tmp_path / "model.xml"), tmp_path / "other.xml", "openvino")
-    monkeypatch.setattr("service.loading.export.find_spec", lambda name: None)
+    monkeypatch.setattr("service.features.export.write.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gradcam-service\[export\]'"):
         export(model, tmp_path / "model.onnx", "onnx")
 
@@ -224,7 +224,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_file_that_is_not_the_models_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.loading.export.TOLERANCE", -2.0)
+    monkeypatch.setattr("service.features.export.write.TOLERANCE", -2.0)
     with pytest.raises(ConfigError, match="the logits of the file are not the model's"):
         export(model_of("pooled"), tmp_path / "model.xml", "openvino")
     assert not any(tmp_path.iterdir())
@@ -233,7 +233,7 @@ def test_a_file_that_is_not_the_models_is_not_written(
 def test_the_command(tmp_path: Path) -> None:
     catalog = tmp_path / "models.toml"
     catalog.write_text(
-        '[[models]]\nname = "m"\nsource = "factory:tests.service.models.test_export:pooled"\n'
+        '[[models]]\nname = "m"\nsource = "factory:tests.service.features.test_export:pooled"\n'
         "input_size = 32\n"
     )
     file = tmp_path / "m.xml"

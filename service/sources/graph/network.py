@@ -7,7 +7,7 @@ OpenVINO runs the network. The network is cut at tensors that every path from th
 outputs passes through: at the last such tensor of each resolution. Each part is a module, named
 after the tensor at its end, so hooks see and change these tensors as in any other model.
 OpenVINO does not compute gradients. If the operations after the last cut are well-known ones (see
-`graph_tail`), torch runs them, so gradients reach the last layer.
+`tail`), torch runs them, so gradients reach the last layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from cam.passes.openvino import compiled, inferred
 from service.core.errors import one_line
-from service.loading.graph_tail import Operations, is_mean_of_classes
+from service.sources.graph.tail import Operations, is_mean_of_classes
 
 if TYPE_CHECKING:
     import openvino

@@ -27,10 +27,10 @@ from service.client import Client
 from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError
 from service.features.answers.work import AnswerQuestion
-from service.loading.answering import SHAPES
 from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
+from service.sources.embedded.build import SHAPES
 from tests.answering import family
 from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values

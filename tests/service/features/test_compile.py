@@ -9,11 +9,11 @@ import pytest
 
 from cam.passes.fast import FastPath
 from cam.passes.packaged import PackagedPath
-from service.cli.compile import compile_packages
 from service.cli.main import main
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError
 from service.engine.warming import warm_paths
+from service.features.compile.packages import compile_packages
 from service.loading.served_model import load
 from service.models.catalog import read_catalog
 from service.settings import Settings

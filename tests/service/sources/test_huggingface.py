@@ -229,7 +229,7 @@ def test_pixels_equal_those_of_the_image_processor(tmp_path: Path, case: str) ->
         getattr(transformers, name)(**changes),
     )
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    from service.loading.huggingface import prepared
+    from service.sources.huggingface.models import prepared
 
     preprocessing = prepared(entry(folder), str(folder))
     for photo in PHOTOS:

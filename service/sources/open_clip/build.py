@@ -11,19 +11,20 @@ from torch import nn
 
 from cam import PromptClassifier
 from cam.errors import to_install
-from service.core.errors import one_line
-from service.loading.prompts import classifier_of
+from service.core.errors import typed_line
+from service.loading.sources import Built
 from service.loading.transforms import preprocessing_of
 from service.loading.weights import WeightsError, check_file, load_weights, read_weights
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Fit, Preprocessing
+from service.sources.prompts import classifier_of, image_text
 
 FITS: Final[dict[str, Fit]] = {"shortest": "crop", "squash": "squash"}
 """Resize mode of open_clip → fit."""
 log = logging.getLogger(__name__)
 
 
-def check_model(entry: ModelEntry, what: str) -> None:
+def check(entry: ModelEntry, what: str) -> None:
     """Check that open_clip is installed and has the model and the weights, without a download.
 
     Raises:
@@ -42,13 +43,18 @@ def check_model(entry: ModelEntry, what: str) -> None:
     _tag_of(entry, what)
 
 
-def prompted(entry: ModelEntry, what: str) -> PromptClassifier:
+def build(entry: ModelEntry, what: str, classes: int | None) -> Built:
+    module = _prompted(entry, what)
+    return image_text(entry, module, _prepared(entry, module))
+
+
+def _prompted(entry: ModelEntry, what: str) -> PromptClassifier:
     """Return the classifier of the entry's prompts, with the weights that the entry names.
 
     Raises:
-        ConfigError: as `check_model`, or if the weights or the tokenizer cannot be loaded.
+        ConfigError: as `check`, or if the weights or the tokenizer cannot be loaded.
     """
-    check_model(entry, what)
+    check(entry, what)
     import open_clip
 
     tag = _tag_of(entry, what)
@@ -59,8 +65,7 @@ def prompted(entry: ModelEntry, what: str) -> PromptClassifier:
         log.debug("open_clip cannot make %s", what, exc_info=error)
         raise entry.mistake(
             "source" if tag is None else "weights",
-            f"open_clip cannot make {what}, its weights or its tokenizer: {type(error).__name__}: "
-            f"{one_line(error)}",
+            f"open_clip cannot make {what}, its weights or its tokenizer: {typed_line(error)}",
         ) from None
     if tag is None and entry.weights != "none":
         try:
@@ -70,7 +75,7 @@ def prompted(entry: ModelEntry, what: str) -> PromptClassifier:
     return classifier_of(entry, encoders, tokenizer)
 
 
-def prepared(entry: ModelEntry, module: PromptClassifier) -> Preprocessing:
+def _prepared(entry: ModelEntry, module: PromptClassifier) -> Preprocessing:
     """Return the preprocessing that open_clip states for the model, overridden by the entry.
 
     Raises:

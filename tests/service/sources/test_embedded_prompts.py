@@ -22,10 +22,10 @@ from service.backend.work import Explain
 from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
-from service.loading import class_mixture
-from service.loading.class_mixture import ClassMixture, sentence_encoder
 from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import ModelEntry, read_catalog
+from service.sources.embedded import class_mixture
+from service.sources.embedded.class_mixture import ClassMixture, sentence_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_is_a_sentence(tmp_path: Path, lines: str, words: str) ->
 def test_without_its_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.loading.sources.SENTENCES", "no_such_package")
+    monkeypatch.setattr("service.sources.embedded.build.SENTENCES", "no_such_package")
     with pytest.raises(ConfigError, match=r"install the extra 'text': .*gradcam-service\[text\]"):
         check(entry(tmp_path, 'prompts = ["a cat", "a dog"]'))
 

@@ -15,7 +15,7 @@ from service.models.catalog import ModelEntry, read_catalog
 from service.settings import Settings
 from tests.image_text import open_clip_config, open_clip_model, tokenizer
 from tests.service.conftest import running_app
-from tests.service.models.test_image_text import PHOTO, PROMPTS, asked
+from tests.service.sources.test_image_text import PHOTO, PROMPTS, asked
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_an_unknown_model_has_near_names(tmp_path: Path) -> None:
 def test_without_its_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.loading.openclip.find_spec", lambda name: None)
+    monkeypatch.setattr("service.sources.open_clip.build.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install the extra 'open-clip'"):
         check(entry(tmp_path, PROMPTS))
 

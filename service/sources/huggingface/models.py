@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from cam.errors import to_install
-from service.core.errors import ConfigError, one_line
+from service.core.errors import ConfigError, typed_line
 from service.core.files import why_unreadable
-from service.loading.image_processor import preprocessing_of_processor
-from service.loading.prompts import classifier_of
 from service.loading.transforms import preprocessing_of
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
+from service.sources.huggingface.image_processor import preprocessing_of_processor
+from service.sources.prompts import classifier_of
 
 ON_THE_HUB: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 TASKS: Final = ("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "OBJECT_DETECTION")
@@ -229,14 +229,6 @@ def labels_of(entry: ModelEntry, config: Any) -> tuple[str, ...]:
     return () if all(map(PLACEHOLDER.fullmatch, names)) else names
 
 
-def is_transformers_model(module: nn.Module) -> bool:
-    """Return whether the module is one of transformers, without importing transformers."""
-    return any(
-        base.__module__ == "transformers.modeling_utils" and base.__name__ == "PreTrainedModel"
-        for base in type(module).__mro__
-    )
-
-
 def names_of(task: str) -> set[str]:
     """Return the names of the classes of a task's models, as transformers lists them."""
     from transformers.models.auto import modeling_auto
@@ -245,6 +237,11 @@ def names_of(task: str) -> set[str]:
     for names in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
         able |= {names} if isinstance(names, str) else set(names)
     return able
+
+
+def answers(kind: type) -> bool:
+    """Return whether models of a class of transformers answer questions."""
+    return kind.__name__ in names_of(ANSWERING)
 
 
 def class_of(entry: ModelEntry, config: Any) -> Any:
@@ -285,5 +282,5 @@ def told(entry: ModelEntry, key: str, sentence: str, remedy: str = "") -> Iterat
         raise
     except Exception as error:
         log.debug("%s", sentence, exc_info=error)
-        reason = f"{sentence}: {type(error).__name__}: {one_line(error)}"
+        reason = f"{sentence}: {typed_line(error)}"
         raise entry.mistake(key, f"{reason}; {remedy}" if remedy else reason) from error

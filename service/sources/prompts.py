@@ -1,15 +1,16 @@
-"""The classifier of an entry's prompts, made of an image–text model."""
+"""Classifiers of an entry's prompts, for the sources that have such models."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from cam import CamError, PromptClassifier
+from cam import CamError, PromptClassifier, Reading
 from cam.errors import InvalidPrompt
-from service.core.errors import one_line
+from service.core.errors import typed_line
+from service.loading.sources import Built
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import Preprocessing
 
@@ -43,6 +44,30 @@ def check_logits(entry: ModelEntry, module: PromptClassifier, preprocessing: Pre
     except Exception as error:  # the libraries may raise anything about an image
         raise entry.mistake(
             "source",
-            f"{type(module.encoders).__name__} fails on an image: {type(error).__name__}: "
-            f"{one_line(error)}",
+            f"{type(module.encoders).__name__} fails on an image: {typed_line(error)}",
         ) from None
+
+
+def image_text(entry: ModelEntry, module: PromptClassifier, preprocessing: Preprocessing) -> Built:
+    """Return an image–text model as the classifier of its prompts, whose logits are checked."""
+    check_logits(entry, module, preprocessing)
+    has = "no bias" if module.activation == "softmax" else "a bias"
+    reason = f"the logits of the image–text model have {has}"
+    return prompted(
+        entry, module, preprocessing, labels=module.labels, own=module.activation, reason=reason
+    )
+
+
+def prompted(
+    entry: ModelEntry,
+    module: nn.Module,
+    preprocessing: Preprocessing,
+    *,
+    labels: tuple[str, ...],
+    own: Literal["softmax", "sigmoid"],
+    reason: str,
+) -> Built:
+    """Return a classifier of prompts, with its own activation for the reason given, unless the
+    entry sets another one."""
+    activation = own if entry.activation == "auto" else entry.activation
+    return Built(module, preprocessing, labels, reading=Reading(None, activation), reason=reason)

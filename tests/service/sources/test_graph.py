@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import cam
 from cam import METHODS
 from service.core.errors import ConfigError
-from service.loading.export import export
+from service.features.export.write import export
 from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
@@ -427,7 +427,7 @@ def test_files_without_their_weights(tmp_path: Path) -> None:
 
 def test_without_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path, graph_of([*BODY, *LINEAR], WEIGHTS, **HERE))
-    monkeypatch.setattr("service.loading.sources.is_installed", lambda: False)
+    monkeypatch.setattr("service.sources.graph.build.is_installed", lambda: False)
     with pytest.raises(ConfigError, match="not installed; install the extra 'openvino'"):
         check(entry_of(file))
 

@@ -35,9 +35,9 @@ from cam.passes.openvino import LARGEST_BATCH, compiled, converted, is_installed
 from cam.positions.locate import locate
 from service import __version__
 from service.core.errors import ConfigError, one_line
-from service.loading.graph import FORMS, METADATA, Chain
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.sources.graph.network import FORMS, METADATA, Chain
 
 Form = Literal["onnx", "openvino"]
 INPUT: Final = "images"

@@ -1,0 +1,1 @@
+"""`gradcam compile`: a model's fast path, compiled ahead of time."""
