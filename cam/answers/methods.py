@@ -15,7 +15,7 @@ from cam.answers.image_tokens import on_photo
 from cam.answers.vision_language import Asked, Photo, VisionLanguageModel
 from cam.drawing.heatmap import Float
 from cam.errors import ModelError
-from cam.hooks.relevance_rules import RelevanceRules
+from cam.methods.relevance_rules import RelevanceRules
 
 GROUP: Final = 8
 """Number of tokens that LeGrad explains in one step; other answers take their turns between two."""
@@ -55,7 +55,7 @@ def hirescam(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) ->
 def attnlrp(model: VisionLanguageModel, asked: Asked, tokens: Sequence[int]) -> Maps:
     """AttnLRP of the language model (Achtibat et al., ICML 2024): relu(Σ_d h_nd · ∂y / ∂h_nd) for
     the image tokens n as the first block reads them, where the gradient is that of the rules for
-    language models (ε): see `cam.hooks.relevance_rules`. One pass of the whole answer, and one
+    language models (ε): see `cam.methods.relevance_rules`. One pass of the whole answer, and one
     backward pass for each token through all blocks.
 
     Raises:

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited, NoGradientPath
-from cam.hooks.attention import (
+from cam.hooks.grids import Grid
+from cam.hooks.inference import evaluating
+from cam.hooks.replay import Replay
+from cam.methods.attention_hooks import (
     Aside,
     Pair,
     PooledByAttention,
@@ -25,9 +28,6 @@ from cam.hooks.attention import (
     pooling,
     token_count,
 )
-from cam.hooks.grids import Grid
-from cam.hooks.inference import evaluating
-from cam.hooks.replay import Replay
 from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial

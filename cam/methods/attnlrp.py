@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from cam.errors import CamError, MethodUnsuited
 from cam.hooks.inference import evaluating
-from cam.hooks.relevance_rules import RelevanceRules
 from cam.methods.progress import Progress
+from cam.methods.relevance_rules import RelevanceRules
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import MethodUnsuited
-from cam.hooks.guidance import GuidedRectifiers
 from cam.hooks.inference import evaluating
 from cam.methods.background import background_of, draws
 from cam.methods.gradient_weights import gradcam, weighted_sum
+from cam.methods.guidance import GuidedRectifiers
 from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from cam.errors import MethodUnsuited, to_install
 from cam.hooks.inference import evaluating
-from cam.hooks.relevance_rules import PLAIN, require_rules
 from cam.methods.progress import Completeness, Progress
+from cam.methods.relevance_rules import PLAIN, require_rules
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward

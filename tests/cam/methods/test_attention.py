@@ -16,8 +16,8 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from cam import ClassTarget, PromptClassifier, explain
 from cam.errors import MethodUnsuited
-from cam.hooks.attention import attending
 from cam.methods.attention import attention_problems, lists_of_blocks
+from cam.methods.attention_hooks import attending
 from tests.cam.nets import hook_count, images, small
 from tests.image_text import image_text_model, tokenizer
 

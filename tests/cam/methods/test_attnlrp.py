@@ -15,8 +15,8 @@ from zennit.rules import Gamma
 
 from cam import ClassTarget, explain
 from cam.errors import CamError, MethodUnsuited
-from cam.hooks.relevance_rules import RelevanceRules
 from cam.methods.attnlrp import CONVOLUTION, LINEAR, attnlrp_problem
+from cam.methods.relevance_rules import RelevanceRules
 from tests.cam.methods.test_attention import of_hugging_face, of_timm, of_torchvision
 from tests.cam.nets import hook_count, images, small
 
