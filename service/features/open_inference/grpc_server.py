@@ -32,7 +32,6 @@ from service.core.errors import (
     Overloaded,
     Problem,
     TooSlow,
-    Unavailable,
     unexpected,
 )
 from service.core.metrics import Metrics
@@ -265,10 +264,12 @@ class Calls:
         return {"name": "gradcam-service", "version": __version__, "extensions": EXTENSIONS}
 
     async def _model_ready(self, message: Any, call: Call) -> dict[str, Any]:
-        require_version(message.name, message.version)
+        # As in Triton, a model that does not exist or has failed is one that is not ready: clients
+        # ask this before they load a model.
         try:
+            require_version(message.name, message.version)
             self._manager.replicas(message.name)
-        except Unavailable:
+        except Problem:
             return {"ready": False}
         return {"ready": self._manager.model_ready(message.name)}
 
