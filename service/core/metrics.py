@@ -27,6 +27,7 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from service import __version__
 
@@ -192,18 +193,30 @@ class Metrics:
             models: names of the models. Series of other models, which were removed, are left out,
                 and so are those that were cleared.
         """
+        return generate_latest(self._of(models))
+
+    def samples(self, models: Collection[str]) -> Iterator[Sample]:
+        """Yield the values that `render` writes."""
+        for metric in self._of(models).collect():
+            yield from metric.samples
+
+    def _of(self, models: Collection[str]) -> _OfModels:
         self.measure()
         if self._folder is not None:
-            return render_folder(Path(self._folder), models)
-        return generate_latest(_OfModels(self._registry, models))
+            return _of_folder(Path(self._folder), models)
+        return _OfModels(self._registry, models)
 
 
 def render_folder(folder: Path, models: Collection[str]) -> bytes:
     """Return the metrics that several processes write into a folder: see `Metrics.render`."""
+    return generate_latest(_of_folder(folder, models))
+
+
+def _of_folder(folder: Path, models: Collection[str]) -> _OfModels:
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
     registry.register(_Processes(folder))
-    return generate_latest(_OfModels(registry, models))
+    return _OfModels(registry, models)
 
 
 class _OfModels:

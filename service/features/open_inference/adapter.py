@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from service.features.open_inference.inference import Inference
 from service.features.open_inference.routes import Repository, make_open_inference_router
 from service.features.open_inference.settings import OpenInferenceSettings
+from service.features.open_inference.statistics import Statistics
 from service.http.adapter import Added, Parts
 from service.http.guard import Guard
 
@@ -17,6 +18,7 @@ def v2(parts: Parts) -> Added:
     assert isinstance(settings, OpenInferenceSettings)
     inference = Inference(parts.reception, parts.pipeline, manager)
     repository = Repository(manager, parts.administration, parts.entries)
+    statistics = Statistics(manager, parts.metrics)
 
     def grpc(guard: Guard) -> AbstractAsyncContextManager[None]:
         # Its packages are an extra; `OpenInferenceSettings` says so where they are missing.
@@ -25,6 +27,7 @@ def v2(parts: Parts) -> Added:
         calls = Calls(
             inference=inference,
             repository=repository,
+            statistics=statistics,
             manager=manager,
             guard=guard,
             body_budget=parts.body_budget,
@@ -34,6 +37,10 @@ def v2(parts: Parts) -> Added:
         return serving_grpc(calls, settings, parts.counts.processes)
 
     router = make_open_inference_router(
-        inference=inference, reception=parts.reception, manager=manager, repository=repository
+        inference=inference,
+        reception=parts.reception,
+        manager=manager,
+        repository=repository,
+        statistics=statistics,
     )
     return Added([router], running=grpc if settings.grpc_port else None)

@@ -45,6 +45,7 @@ from service.features.open_inference.inference import (
 )
 from service.features.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
 from service.features.open_inference.settings import OpenInferenceSettings
+from service.features.open_inference.statistics import Statistics
 from service.features.open_inference.tensors import from_list, from_raw
 from service.http.guard import Guard
 from service.http.reception import deadline
@@ -121,6 +122,7 @@ class Calls:
         *,
         inference: Inference,
         repository: Repository,
+        statistics: Statistics,
         manager: Backend,
         guard: Guard,
         body_budget: BodyBudget,
@@ -129,6 +131,7 @@ class Calls:
     ) -> None:
         self._inference = inference
         self._repository = repository
+        self._statistics = statistics
         self._manager = manager
         self._guard = guard
         self._body_budget = body_budget
@@ -148,6 +151,8 @@ class Calls:
             "ServerMetadata": (self._server_metadata, "GET", "/v2"),
             "ModelReady": (self._model_ready, "GET", f"{model}/ready"),
             "ModelMetadata": (self._model_metadata, "GET", model),
+            "ModelConfig": (self._model_config, "GET", f"{model}/config"),
+            "ModelStatistics": (self._model_statistics, "GET", f"{model}/stats"),
             "ModelInfer": (self._model_infer, "POST", f"{model}/infer"),
             "RepositoryIndex": (self._repository_index, "POST", f"{models}/index"),
             "RepositoryModelLoad": (self._load, "POST", f"{models}/models/{{model}}/load"),
@@ -275,6 +280,12 @@ class Calls:
 
     async def _model_metadata(self, message: Any, call: Call) -> dict[str, Any]:
         return self._inference.metadata(message.name, message.version)
+
+    async def _model_config(self, message: Any, call: Call) -> dict[str, Any]:
+        return {"config": self._inference.configuration(message.name, message.version)}
+
+    async def _model_statistics(self, message: Any, call: Call) -> dict[str, Any]:
+        return await self._statistics.of(message.name, message.version)
 
     async def _model_infer(self, message: Any, call: Call) -> dict[str, Any]:
         request = await asyncio.to_thread(read_message, message)

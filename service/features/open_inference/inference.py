@@ -59,6 +59,8 @@ OUTPUTS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "explanation": ("BYTES", (-1, -1)),
 }
 """Name of an output → its datatype and shape."""
+DATA_TYPES: Final = {"BYTES": "TYPE_STRING"}
+"""Datatype → its name in a configuration, where that is not `TYPE_` and the datatype."""
 DEFAULT: Final = ("probabilities", "labels", "heatmap")
 """The outputs of a request that names none."""
 OF_MAPS: Final = frozenset({"heatmap", "overlay", "explanation"})
@@ -124,6 +126,41 @@ class Inference:
             "platform": "pytorch",
             "inputs": [{"name": IMAGE, "datatype": "BYTES", "shape": [-1]}],
             "outputs": outputs,
+        }
+
+    def configuration(self, model: str, version: str = "") -> dict[str, Any]:
+        """Return a model's configuration as Triton's message ModelConfig has it.
+
+        Raises:
+            UnknownModel, Unavailable, ModelFailed: see `metadata`.
+        """
+        described, replicas = self.metadata(model, version), self._manager.replicas(model)
+
+        def tensors(which: str) -> list[dict[str, Any]]:
+            # The first dimension is the number of images, which `max_batch_size` implies.
+            return [
+                {
+                    "name": one["name"],
+                    "data_type": DATA_TYPES.get(one["datatype"], f"TYPE_{one['datatype']}"),
+                    "dims": one["shape"][1:],
+                }
+                for one in described[which]
+            ]
+
+        group = {
+            "name": model,
+            "kind": "KIND_CPU" if "cpu" in replicas.devices else "KIND_GPU",
+            "count": replicas.copies,
+        }
+        batching = {"dynamic_batching": {"preferred_batch_size": [replicas.model.max_batch]}}
+        return {
+            "name": model,
+            "platform": described["platform"],
+            "max_batch_size": self._reception.max_instances,
+            "input": tensors("inputs"),
+            "output": tensors("outputs"),
+            "instance_group": [group],
+            **(batching if replicas.model.max_batch > 1 else {}),
         }
 
     async def answer(

@@ -34,6 +34,7 @@ from service.features.open_inference.inference import (
     require_known_extensions,
     require_version,
 )
+from service.features.open_inference.statistics import Statistics
 from service.features.open_inference.tensors import Tensor, from_list, from_raw
 from service.http.access import needs
 from service.http.administration import AdministrationRoutes, read_entry
@@ -43,7 +44,12 @@ from service.models.catalog import ModelEntry
 JSON: Final = "application/json"
 JSON_LENGTH: Final = "Inference-Header-Content-Length"
 """Header with the number of bytes of the JSON, before the raw bytes of tensors."""
-EXTENSIONS: Final = ["binary_tensor_data", "model_repository"]
+EXTENSIONS: Final = [
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "statistics",
+]
 MOST_ELEMENTS: Final = 1_000_000
 """Maximum number of elements in the JSON of a request: the pixels of a photo of 640 × 480."""
 
@@ -71,17 +77,25 @@ class SentRequest(BaseModel):
 
 
 def make_open_inference_router(
-    *, inference: Inference, reception: Reception, manager: Backend, repository: Repository
+    *,
+    inference: Inference,
+    reception: Reception,
+    manager: Backend,
+    repository: Repository,
+    statistics: Statistics,
 ) -> APIRouter:
     """Make the routes below `/v2`."""
     router = APIRouter(include_in_schema=False)
-    routes = OpenInferenceRoutes(inference, reception, manager)
+    routes = OpenInferenceRoutes(inference, reception, manager, statistics)
     router.get("/v2/health/live")(routes.check_health)
     router.get("/v2/health/ready")(routes.check_readiness)
     router.get("/v2")(routes.describe_server)
+    router.get("/v2/models/stats")(routes.count)
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         router.get(model)(routes.describe_model)
         router.get(f"{model}/ready")(routes.check_model)
+        router.get(f"{model}/config")(routes.configure)
+        router.get(f"{model}/stats")(routes.count)
         router.post(f"{model}/infer")(routes.infer)
     router.post("/v2/repository/index")(repository.index)
     router.post("/v2/repository/models/{model}/load")(repository.load)
@@ -90,12 +104,19 @@ def make_open_inference_router(
 
 
 class OpenInferenceRoutes:
-    """The routes of health, metadata and inference."""
+    """The routes of health, metadata, configuration, statistics and inference."""
 
-    def __init__(self, inference: Inference, reception: Reception, manager: Backend) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        reception: Reception,
+        manager: Backend,
+        statistics: Statistics,
+    ) -> None:
         self._inference = inference
         self._reception = reception
         self._manager = manager
+        self._statistics = statistics
 
     @needs("open")
     async def check_health(self) -> dict[str, bool]:
@@ -114,6 +135,14 @@ class OpenInferenceRoutes:
     @needs("read")
     async def describe_model(self, model: str, version: str = "") -> dict[str, Any]:
         return self._inference.metadata(model, version)
+
+    @needs("read")
+    async def configure(self, model: str, version: str = "") -> dict[str, Any]:
+        return self._inference.configuration(model, version)
+
+    @needs("read")
+    async def count(self, model: str = "", version: str = "") -> dict[str, Any]:
+        return await self._statistics.of(model, version)
 
     @needs("read")
     async def check_model(self, model: str, version: str = "") -> dict[str, Any]:

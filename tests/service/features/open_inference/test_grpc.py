@@ -75,6 +75,35 @@ def test_the_server_and_its_models_describe_themselves(
     assert [(one.name, one.state) for one in states] == [(NAME, "READY"), ("fragile", "READY")]
 
 
+def test_configuration_and_statistics_are_those_of_http(
+    served: tuple[TestClient, str], client: triton.InferenceServerClient, cat: bytes
+) -> None:
+    client.infer(NAME, [image(cat)], outputs=outputs("labels"))
+    for asked, path in (
+        (client.get_model_config(NAME, as_json=True)["config"], f"{NAME}/config"),
+        (client.get_inference_statistics(NAME, as_json=True), f"{NAME}/stats"),
+        (client.get_inference_statistics(as_json=True), "stats"),
+    ):
+        assert same(asked, served[0].get(f"/v2/models/{path}").json())
+    with pytest.raises(InferenceServerException, match="no model 'nope'"):
+        client.get_model_config("nope")
+    with pytest.raises(InferenceServerException, match="no model 'nope'"):
+        client.get_inference_statistics("nope")
+
+
+def same(message: object, told: object) -> bool:
+    """Whether a message in JSON says what HTTP says. It writes large numbers as text, and leaves
+    out fields that are 0 or empty."""
+    if isinstance(told, dict):
+        assert isinstance(message, dict)
+        assert message.keys() <= told.keys()
+        return all(same(message.get(name, type(each)()), each) for name, each in told.items())
+    if isinstance(told, list):
+        assert isinstance(message, list)
+        return len(message) == len(told) and all(map(same, message, told))
+    return str(message) == str(told)
+
+
 @pytest.mark.parametrize(("name", "version"), [("nope", ""), (NAME, "2"), (NAME, "x"), ("", "")])
 def test_a_model_that_does_not_exist_is_not_ready(
     served: tuple[TestClient, str], client: triton.InferenceServerClient, name: str, version: str

@@ -15,6 +15,7 @@ from PIL import Image
 
 from service.features.open_inference.tensors import Tensor, from_raw
 from service.limits.keys import new_key
+from service.models.catalog import EMBEDDED
 from service.settings import Settings
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE
@@ -64,7 +65,9 @@ def test_the_server_and_its_models_describe_themselves(client: httpx2.Client) ->
     assert client.get("/v2/health/ready").json() == {"ready": True}
     server = client.get("/v2").json()
     assert server["name"] == "gradcam-service"
-    assert server["extensions"] == ["binary_tensor_data", "model_repository"]
+    assert server["extensions"] == [
+        "binary_tensor_data", "model_configuration", "model_repository", "statistics",
+    ]  # fmt: skip
     for path in (V2, f"{V2}/versions/1"):
         assert client.get(f"{path}/ready").json() == {"name": "efficientnet-lite0", "ready": True}
         described = client.get(path).json()
@@ -74,6 +77,46 @@ def test_the_server_and_its_models_describe_themselves(client: httpx2.Client) ->
         ]  # fmt: skip
     (state,) = client.post("/v2/repository/index").json()
     assert state == {"name": "efficientnet-lite0", "version": "1", "state": "READY", "reason": ""}
+
+
+def test_the_configuration_has_what_metadata_have_for_each_image(client: httpx2.Client) -> None:
+    described, config = client.get(V2).json(), client.get(f"{V2}/config").json()
+    assert client.get(f"{V2}/versions/1/config").json() == config
+    assert (config["name"], config["platform"]) == (described["name"], described["platform"])
+    assert config["max_batch_size"] == Settings().max_instances
+    assert config["input"] == [{"name": "image", "data_type": "TYPE_STRING", "dims": []}]
+    expected = [(one["name"], one["shape"][1:]) for one in described["outputs"]]
+    assert [(one["name"], one["dims"]) for one in config["output"]] == expected
+    assert config["output"][0]["data_type"] == "TYPE_FP32"
+    assert config["instance_group"][0]["kind"] == "KIND_CPU"
+
+
+def test_statistics_count_the_images_and_passes_of_a_model(cat: bytes, espresso: bytes) -> None:
+    with running_app(Settings(), [EMBEDDED, FRAGILE]) as client:
+
+        def told() -> dict[str, Any]:
+            (stats,) = client.get(f"{V2}/stats").json()["model_stats"]
+            return stats  # type: ignore[no-any-return]
+
+        before = told()
+        assert outputs_of(ask(client, image(cat, espresso), outputs=["labels"]))
+        assert outputs_of(ask(client, image(cat), outputs=["labels"]))
+        stats = told()
+        assert (stats["name"], stats["version"]) == ("efficientnet-lite0", "1")
+        assert stats["inference_count"] - before["inference_count"] == 2
+        assert 1 <= stats["execution_count"] - before["execution_count"] <= 2
+        assert stats["inference_stats"]["success"] == {"count": 3, "ns": 0}
+        assert stats["inference_stats"]["cache_hit"] == {"count": 1, "ns": 0}
+        assert client.get(f"{V2}/versions/1/stats").json()["model_stats"] == [stats]
+        both = client.get("/v2/models/stats").json()["model_stats"]
+        assert [one["name"] for one in both] == ["efficientnet-lite0", "fragile"]
+        assert both[0] == stats
+
+
+@pytest.mark.parametrize("which", ["config", "stats"])
+@pytest.mark.parametrize("model", ["nope", "efficientnet-lite0/versions/2"])
+def test_what_is_not_there_has_neither(client: httpx2.Client, which: str, model: str) -> None:
+    refused(client.get(f"/v2/models/{model}/{which}"), 404, "no ", model.rpartition("/")[2])
 
 
 def test_kserve_hears_at_the_root_that_the_service_lives(client: httpx2.Client) -> None:
