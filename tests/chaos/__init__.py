@@ -23,6 +23,7 @@ from tests.chaos import (
     overload,
     platforms,
     sockets,
+    streams,
     weights,
 )
 from tests.chaos.finding import Finding
@@ -34,6 +35,7 @@ ATTACKS: dict[str, Callable[[float], Coroutine[Any, Any, list[Finding]]]] = {
     "matrix": matrix.matrix,
     "answers": answers.answers,
     "idling": idling.idling,
+    "streams": streams.streams,
     "inferences": inferences.inferences,
     "contract": access.contract,
     "asking": asking.asking,

@@ -58,6 +58,7 @@ def ways() -> Sequence[Way]:
             "admin",
         ),
         _call("ModelInfer", messages.infer()),
+        _call("ModelStreamInfer", messages.infer()),
         _call("RepositoryModelLoad", messages.load(), "admin"),
         _call("RepositoryIndex", messages.empty(), "read"),
         _call("ServerLive", messages.empty(), "open"),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -46,14 +47,18 @@ from service.features.open_inference.inference import (
 from service.features.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.open_inference.statistics import Statistics
+from service.features.open_inference.streaming import answer_in_order
 from service.features.open_inference.tensors import from_list, from_raw
+from service.http.access import Access
 from service.http.guard import Guard
 from service.http.reception import deadline
 from service.limits.admission import AdmittedRequest
 from service.limits.body_budget import BodyBudget, Share
 from service.limits.connections import other_connections
+from service.limits.keys import ApiKey
 
 SERVICE: Final = "inference.GRPCInferenceService"
+INFER, STREAM = "ModelInfer", "ModelStreamInfer"
 CODES: Final[Mapping[int, StatusCode]] = {
     401: StatusCode.UNAUTHENTICATED,
     403: StatusCode.PERMISSION_DENIED,
@@ -88,6 +93,9 @@ MOST_FIELDS: Final = 10_000
 RECEIVERS: Final = 16
 """Number of calls of a process whose messages may arrive at a time. Each may take the memory of the
 largest message."""
+STREAMS: Final = 8
+"""Number of streams of a process that may be open at a time. Each may wait for a message, beside
+those of the `RECEIVERS`."""
 IDLE_SECONDS: Final = 30
 """Time after which a connection without a call is closed."""
 AGE_SECONDS: Final = 60
@@ -141,6 +149,8 @@ class Calls:
         self._max_calls = settings.max_connections
         self._receiving = 0
         """Number of calls whose message has not arrived."""
+        self._streams = 0
+        """Number of streams that are open."""
         self._may_receive = asyncio.Semaphore(RECEIVERS)
         self._messages = _messages()
 
@@ -173,10 +183,12 @@ class Calls:
         """
         started, status = perf_counter(), 200
         try:
-            left = context.time_remaining()
-            seconds = min(self._deadline_seconds, self._deadline_seconds if left is None else left)
+            if name == STREAM:
+                await self._stream(context)
+                return
+            seconds = self._seconds_of(context)
             with self._body_budget.share() as share:
-                async with deadline(max(seconds, 0.0)):
+                async with deadline(seconds):
                     answer = await self._answer(name, context, share, seconds)
                 # Nothing here can end a write that the client does not read, except the end of the
                 # connection: see `AGE_SECONDS`. Its memory counts as long.
@@ -191,30 +203,114 @@ class Calls:
             status = 500
             await self._abort(context, unexpected(name, "the service failed"))
         finally:
-            route = f"{SERVICE}/{name}"
-            self._metrics.requests.labels(route=route, method="POST", status=str(status)).inc()
-            self._metrics.request_seconds.labels(route=route).observe(perf_counter() - started)
+            if name != STREAM or status != 200:  # the requests of a stream are counted one by one
+                self._count(name, status, started)
+
+    def _count(self, name: str, status: int, started: float) -> None:
+        route = f"{SERVICE}/{name}"
+        self._metrics.requests.labels(route=route, method="POST", status=str(status)).inc()
+        self._metrics.request_seconds.labels(route=route).observe(perf_counter() - started)
+
+    def _seconds_of(self, context: Context) -> float:
+        """Return the seconds that a request may take from now on."""
+        left = context.time_remaining()
+        seconds = self._deadline_seconds if left is None else min(self._deadline_seconds, left)
+        return max(seconds, 0.0)
 
     async def _answer(self, name: str, context: Context, share: Share, seconds: float) -> bytes:
         """Return the message of the answer to a call."""
-        handler, method, path = self.handlers[name]
-        access = self._guard.access_of(method, path.replace("{model}", "-"))
         call = Call(context, share, seconds)
+        access, key = self._authorised(name, context)
         if access.scope == "open":  # no byte of the message is needed
-            return self._written(name, await handler(None, call))
-        headers = Headers(raw=[(key.encode(), value) for key, value in _metadata(context)])
-        key = self._guard.authorise(access, headers)
+            return self._written(name, await self.handlers[name][0](None, call))
         body = await self._receive(context)
         share(len(body))
         message = await asyncio.to_thread(self._parsed, name, body)
+        return await self._worked(name, message, call, access, key, partial(self._written, name))
+
+    def _authorised(self, name: str, context: Context) -> tuple[Access, ApiKey | None]:
+        """Return what a call requires, and its key."""
+        _, method, path = self.handlers[name]
+        access = self._guard.access_of(method, path.replace("{model}", "-"))
+        headers = Headers(raw=[(key.encode(), value) for key, value in _metadata(context)])
+        return access, self._guard.authorise(access, headers)
+
+    async def _worked(
+        self,
+        name: str,
+        message: Any,
+        call: Call,
+        access: Access,
+        key: ApiKey | None,
+        write: Callable[[Mapping[str, Any]], bytes],
+    ) -> bytes:
+        """Return what `write` makes of the handler's answer to a message."""
         model = _model_of(message) if access.work else None
-        call.place = self._guard.enter(access, model, key, seconds)["place"]
+        call.place = self._guard.enter(access, model, key, call.seconds)["place"]
         try:
-            fields = await handler(message, call)
-            return await asyncio.to_thread(self._written, name, fields)
+            fields = await self.handlers[name][0](message, call)
+            return await asyncio.to_thread(write, fields)
         finally:
             if call.place:
                 call.place.leave()
+
+    async def _stream(self, context: Context) -> None:
+        """Answer the requests of a stream, each like a call of `ModelInfer`.
+
+        Raises:
+            Overloaded: if too many streams are open.
+            Problem: if its key may not infer, or it stands still.
+        """
+        access, key = self._authorised(INFER, context)
+        if self._streams >= STREAMS:
+            raise Overloaded(
+                f"{STREAMS} streams are open; use one of them for more requests, or {INFER}",
+                retry_after=1,
+            )
+
+        async def answer(body: bytes, held: ExitStack) -> bytes:
+            share = held.enter_context(self._body_budget.share())
+            return await self._answer_in_stream(body, context, share, access, key)
+
+        self._streams += 1
+        try:
+            await answer_in_order(
+                context.read, answer, context.write, idle_seconds=self._receive_seconds
+            )
+        finally:
+            self._streams -= 1
+
+    async def _answer_in_stream(
+        self, body: bytes, context: Context, share: Share, access: Access, key: ApiKey | None
+    ) -> bytes:
+        """Return the message of the answer to a request of a stream: the stream goes on after a
+        problem, which the message tells."""
+        started, status, name = perf_counter(), 200, ""
+        seconds = self._seconds_of(context)
+        try:
+            async with deadline(seconds):
+                share(len(body))
+                message = await asyncio.to_thread(self._parsed, INFER, body)
+                name = message.id
+                return await self._worked(
+                    INFER,
+                    message,
+                    Call(context, share, seconds),
+                    access,
+                    key,
+                    lambda fields: self._written(STREAM, {"infer_response": fields}),
+                )
+        except Problem as problem:
+            status, said = problem.status, problem.detail
+        except asyncio.CancelledError:
+            status = 499
+            raise
+        except Exception:
+            status, said = 500, unexpected(STREAM, "the service failed").detail
+        finally:
+            self._count(STREAM, status, started)
+        # The id tells the caller which of its requests it is.
+        return self._written(STREAM, {"error_message": said, "infer_response": {"id": name}})
 
     async def _receive(self, context: Context) -> bytes:
         """Return the bytes of a call's message.
@@ -339,7 +435,7 @@ async def serving_grpc(
 
         return grpc.stream_stream_rpc_method_handler(respond)
 
-    handlers = {name: handler(name) for name in calls.handlers}
+    handlers = {name: handler(name) for name in (*calls.handlers, STREAM)}
     connections = max(other_connections(settings) // processes, 1)
     options = [
         ("grpc.max_receive_message_length", settings.max_body_bytes),

@@ -70,7 +70,7 @@ RAW_BYTES: Final = 12
 """Bytes of memory for each of them: the map, all maps in one array, and the message."""
 TRANSPORT: Final = frozenset(
     {"binary_data_output", "content_type", "headers", "priority", "timeout", "explain_parameters"}
-    | {"sequence_id", "sequence_start", "sequence_end"}
+    | {"sequence_id", "sequence_start", "sequence_end", "triton_enable_empty_final_response"}
 )
 """Parameters of the protocol and its clients that do not belong to an explanation."""
 

@@ -33,11 +33,26 @@ def heard_by(client: str, *ports: int | None) -> dict[str, Any]:
     return heard
 
 
-def test_kserve_and_triton(
+def test_the_page_of_open_inference(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With arguments that KServe gives a container, one among them that is not for us."""
     monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "platforms" / "open-inference.md").read_text()
+    grpc_port, space = free_port(), dict[str, Any]()
+    with serving(GRADCAM_GRPC_PORT=str(grpc_port)) as (_, http):
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            block = block.replace("127.0.0.1:8000", f"127.0.0.1:{http.base_url.port}")
+            exec(block.replace("127.0.0.1:8001", f"127.0.0.1:{grpc_port}"), space)
+    assert capsys.readouterr().out.splitlines() == [
+        "b'Egyptian cat'",
+        "(1, 1, 300, 451)",
+        "0 b'Egyptian cat'",
+        "1 b'espresso'",
+    ]
+
+
+def test_kserve_and_triton() -> None:
+    """With arguments that KServe gives a container, one among them that is not for us."""
     grpc_port = free_port()
     arguments = [f"--grpc_port={grpc_port}", "--enable_latency_logging", "true"]
     with serving(*arguments, GRADCAM_HOST="127.0.0.1") as (_, http):
@@ -47,10 +62,6 @@ def test_kserve_and_triton(
             image = triton.InferInput("image", [1], "BYTES")
             image.set_data_from_numpy(np.array([photo], dtype=object))
             answer = client.infer(NAME, [image], parameters={"fit": "squash", "method": "layercam"})
-        text = (ROOT / "docs" / "platforms" / "open-inference.md").read_text()
-        (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        exec(block.replace("127.0.0.1:8000", f"127.0.0.1:{http.base_url.port}"))
-        assert capsys.readouterr().out.splitlines() == ["b'Egyptian cat'", "(1, 1, 300, 451)"]
         native = http.post(
             f"{MODEL}:explain?fit=squash&method=layercam",
             content=photo,
