@@ -37,7 +37,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.features.open_inference.inference import (
-    OUTPUTS,
+    EVERY,
     VERSION,
     Inference,
     InferRequest,
@@ -542,7 +542,7 @@ def read_message(message: Any) -> InferRequest:
         {name: _value(parameter) for name, parameter in message.parameters.items()},
         tensors,
         [output.name for output in message.outputs],
-        frozenset(OUTPUTS),
+        EVERY,
     )
 
 

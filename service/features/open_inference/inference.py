@@ -8,11 +8,15 @@ K best classes and T maps, the outputs are
 - `heatmap` FP32 [N, T, H, W], the numbers that `:explain` answers as `application/x-npy`;
 - `overlay` BYTES [N, T], PNG;
 - `explanation` BYTES [N, T], the JSON of `:explain` without its picture.
+
+A model that answers questions takes the input `question` BYTES [N] beside the image, and has the
+outputs of `service.features.open_inference.answering`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final
@@ -34,12 +38,14 @@ from service.core.errors import (
 )
 from service.core.json_text import read_json
 from service.core.schemas import dump
+from service.features.answers.parameters import AnswerParameters
+from service.features.open_inference.answering import ANSWERS, answer_questions
 from service.features.open_inference.tensors import Tensor
 from service.http.answers import together
 from service.http.reception import Reception, RequestContext
 from service.limits.admission import AdmittedRequest
 from service.pipeline.images import decode_base64
-from service.pipeline.instances import Instance
+from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.record import MapRecord
@@ -50,7 +56,7 @@ from service.pipeline.validation import read_parameters
 
 VERSION: Final = "1"
 """A model has one version."""
-IMAGE, TARGET = "image", "target"
+IMAGE = "image"
 OUTPUTS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "probabilities": ("FP32", (-1, -1)),
     "labels": ("BYTES", (-1, -1)),
@@ -59,10 +65,12 @@ OUTPUTS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "explanation": ("BYTES", (-1, -1)),
 }
 """Name of an output → its datatype and shape."""
+EVERY: Final = frozenset({*OUTPUTS, *ANSWERS})
+"""The outputs of all models."""
 DATA_TYPES: Final = {"BYTES": "TYPE_STRING"}
 """Datatype → its name in a configuration, where that is not `TYPE_` and the datatype."""
 DEFAULT: Final = ("probabilities", "labels", "heatmap")
-"""The outputs of a request that names none."""
+"""The outputs of a request that names none, of a model that explains."""
 OF_MAPS: Final = frozenset({"heatmap", "overlay", "explanation"})
 MOST_RAW_NUMBERS: Final = 16_000_000
 """Maximum count of numbers in the heatmaps of an answer in raw bytes."""
@@ -115,16 +123,17 @@ class Inference:
             Unavailable, ModelFailed: if it is not loaded.
         """
         require_version(model, version)
-        self._manager.replicas(model)
+        answers = self._manager.replicas(model).model.answers
         outputs = [
             {"name": name, "datatype": datatype, "shape": list(shape)}
-            for name, (datatype, shape) in OUTPUTS.items()
+            for name, (datatype, shape) in (ANSWERS if answers else OUTPUTS).items()
         ]
+        inputs = (IMAGE, "question") if answers else (IMAGE,)
         return {
             "name": model,
             "versions": [VERSION],
             "platform": "pytorch",
-            "inputs": [{"name": IMAGE, "datatype": "BYTES", "shape": [-1]}],
+            "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in inputs],
             "outputs": outputs,
         }
 
@@ -185,21 +194,32 @@ class Inference:
                 protocol has no answer for some images.
         """
         require_version(request.model, request.version)
-        names = tuple(dict.fromkeys(request.outputs)) or DEFAULT
+        answers = self._manager.replicas(request.model).model.answers
+        known, usual = (ANSWERS, tuple(ANSWERS)) if answers else (OUTPUTS, DEFAULT)
+        names = tuple(dict.fromkeys(request.outputs)) or usual
         for name in names:
-            if name not in OUTPUTS:
-                known = ", ".join(OUTPUTS)
-                raise InvalidParameter(f"there is no output {name[:80]!r}; they are {known}")
-
-        async def read() -> list[Instance[Parameters]]:
-            return await to_thread.run_sync(read_images, request, self._reception.max_instances)
-
+            if name not in known:
+                raise InvalidParameter(
+                    f"there is no output {name[:80]!r}; they are {', '.join(known)}"
+                )
         if "timeout" in request.parameters:
             seconds = min(seconds, _seconds(request.parameters["timeout"]))
-        admitted = self._reception.admitted(
-            request.model, read, seconds=seconds, place=place, hold=hold, told=told
-        )
-        async with admitted as context:
+
+        def admitted(
+            parameters: type[P], beside: str
+        ) -> AbstractAsyncContextManager[RequestContext[P]]:
+            async def read() -> list[Instance[P]]:
+                most = self._reception.max_instances
+                return await to_thread.run_sync(read_images, request, parameters, beside, most)
+
+            return self._reception.admitted(
+                request.model, read, seconds=seconds, place=place, hold=hold, told=told
+            )
+
+        if answers:
+            async with admitted(AnswerParameters, "question") as asked:
+                return await answer_questions(self._pipeline, asked, names)
+        async with admitted(Parameters, "target") as context:
             if sum(instance.parameters.maps for instance in context.instances) > MAX_MAPS:
                 raise InvalidParameter(f"the request asks for more than {MAX_MAPS} maps")
 
@@ -254,10 +274,14 @@ class Inference:
             return ImageOutputs(ranking_of(result.prediction()), maps)
 
 
-def read_images(request: InferRequest, most: int) -> list[Instance[Parameters]]:
+def read_images(
+    request: InferRequest, parameters: type[P], beside: str, most: int
+) -> list[Instance[P]]:
     """Read the images of a request with their parameters.
 
     Args:
+        parameters: schema of the parameters.
+        beside: name of the parameter that an input may give each image.
         most: maximum number of images.
 
     Raises:
@@ -266,9 +290,9 @@ def read_images(request: InferRequest, most: int) -> list[Instance[Parameters]]:
     named = {tensor.name: tensor for tensor in request.inputs}
     if len(request.inputs) == 1:
         named = {IMAGE: request.inputs[0]}  # clients call their only input as they like
-    if unknown := [name for name in named if name not in (IMAGE, TARGET)]:
+    if unknown := [name for name in named if name not in (IMAGE, beside)]:
         raise InvalidParameter(
-            f"there is no input {unknown[0][:80]!r}; the inputs are {IMAGE} and {TARGET}"
+            f"there is no input {unknown[0][:80]!r}; the inputs are {IMAGE} and {beside}"
         )
     if IMAGE not in named:
         raise MalformedRequest(f"the request has no input {IMAGE!r}")
@@ -280,8 +304,10 @@ def read_images(request: InferRequest, most: int) -> list[Instance[Parameters]]:
         raise TooManyInstances(f"the request has {count} images; at most {most} are allowed")
     if not count:
         raise MalformedRequest("the input has no image")
-    base = _parameters(request.parameters)
-    targets = _targets(named[TARGET], count) if TARGET in named else [None] * count
+    base = _parameters(request.parameters, parameters)
+    given = [None] * count
+    if beside in named:
+        given = _values(named[beside], count, parameters, beside)
     origins = {name: f"/parameters/{name}" for name in base.model_fields_set}
     return [
         Instance(
@@ -289,10 +315,10 @@ def read_images(request: InferRequest, most: int) -> list[Instance[Parameters]]:
             request.id or None,
             image,
             f"/inputs/{IMAGE}/{index}",
-            base if target is None else base.model_copy(update={"target": target}),
-            origins if target is None else {**origins, "target": f"/inputs/{TARGET}/{index}"},
+            base if value is None else base.model_copy(update={beside: value}),
+            origins if value is None else {**origins, beside: f"/inputs/{beside}/{index}"},
         )
-        for index, (image, target) in enumerate(zip(_images(tensor), targets, strict=True))
+        for index, (image, value) in enumerate(zip(_images(tensor), given, strict=True))
     ]
 
 
@@ -327,19 +353,19 @@ def _encoded(sent: bytes) -> bytes:
         return sent
 
 
-def _targets(tensor: Tensor, count: int) -> list[Any]:
-    """Return the target of each image."""
+def _values(tensor: Tensor, count: int, parameters: type[P], name: str) -> list[Any]:
+    """Return the value of a parameter for each image."""
     values: list[Any] = (
         [one.decode("utf-8", "replace") for one in tensor.strings]
         if tensor.numbers is None
         else tensor.numbers.ravel().tolist()
     )
     if len(values) != count:
-        raise MalformedRequest(f"there are {len(values)} targets for {count} images")
-    return [_parameters({TARGET: value}).target for value in values]
+        raise MalformedRequest(f"there are {len(values)} {name}s for {count} images")
+    return [getattr(_parameters({name: value}, parameters), name) for value in values]
 
 
-def _parameters(sent: Mapping[str, Any]) -> Parameters:
+def _parameters(sent: Mapping[str, Any], parameters: type[P]) -> P:
     """Read the parameters of a request, and those that MLServer's clients nest in it."""
     nested = sent.get("explain_parameters", {})
     if isinstance(nested, str):  # a message has no objects
@@ -347,7 +373,7 @@ def _parameters(sent: Mapping[str, Any]) -> Parameters:
     if not isinstance(nested, dict):
         raise InvalidParameter("explain_parameters is not an object of parameters")
     own = {name: value for name, value in sent.items() if name not in TRANSPORT}
-    return read_parameters(Parameters, ImmutableMultiDict({**own, **nested}), "/parameters")
+    return read_parameters(parameters, ImmutableMultiDict({**own, **nested}), "/parameters")
 
 
 def _budget(request: InferRequest, images: int, hold: Callable[[int], None]) -> AnswerBudget:

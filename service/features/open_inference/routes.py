@@ -27,7 +27,7 @@ from service.core.errors import (
 from service.core.json_text import read_json, validate_json
 from service.core.pydantic_errors import mistake
 from service.features.open_inference.inference import (
-    DEFAULT,
+    EVERY,
     VERSION,
     Inference,
     InferRequest,
@@ -302,7 +302,7 @@ def read_request(body: bytes, header: str | None, model: str, version: str) -> I
     outputs = [output.name for output in sent.outputs]
     binary = {one.name for one in sent.outputs if one.parameters.get("binary_data", every) is True}
     if every and not outputs:
-        binary = set(DEFAULT)
+        binary = set(EVERY)
     return InferRequest(
         model,
         version,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.backend.interface import Backend
+from service.core.errors import Problem
+from service.features.platforms.settings import EXPLAIN
+
+ANSWER: Final = "/v1/models/{model}:answer"
 
 
 class PlatformAddresses:
@@ -35,7 +39,19 @@ class PlatformAddresses:
 def native_path(path: str, routes: Mapping[str, str], manager: Backend) -> str | None:
     """Return the service's own path for one that a platform prescribes; None for any other."""
     native = routes.get(path)
-    return native and native.replace("{model}", next(iter(manager.names), "none"))
+    model = next(iter(manager.names), "none")
+    if native == EXPLAIN and answers(manager, model):
+        native = ANSWER
+    return native and native.replace("{model}", model)
+
+
+def answers(manager: Backend, model: str) -> bool:
+    """Return whether a model answers questions: an address for its explanations is then one for its
+    answers."""
+    try:
+        return manager.replicas(model).model.answers
+    except Problem:  # the route will tell it
+        return False
 
 
 def at(scope: Scope, path: str, **more: Any) -> Scope:

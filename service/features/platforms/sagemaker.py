@@ -1,8 +1,9 @@
 """SageMaker: what its callers say in headers, and its endpoints of several models.
 
-`POST /invocations` is answered like `:explain`. The header `X-Amzn-SageMaker-Custom-Attributes` is
-a query: `operation=predict&model=birds&top_k=3`, in which `operation` and `model` choose the route
-and the rest are its parameters.
+`POST /invocations` is answered like `:explain`, or like `:answer` of a model that answers
+questions. The header `X-Amzn-SageMaker-Custom-Attributes` is a query:
+`operation=predict&model=birds&top_k=3`, in which `operation` and `model` choose the route and the
+rest are its parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from service.core.errors import (
 )
 from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
-from service.features.platforms.addresses import at
+from service.features.platforms.addresses import answers, at
 from service.features.platforms.settings import PlatformSettings
 from service.http.access import needs
 from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
@@ -92,10 +93,10 @@ def invocation(
     if path != "/invocations" and not of_one:
         return None
     said = dict(parse_qsl(headers.get(ATTRIBUTES, ""), keep_blank_values=True))
-    operation = said.pop("operation", "explain")
     model = said.pop("model", next(iter(manager.names), "none"))
     if of_one:
         model = path.removeprefix("/models/").removesuffix("/invoke")
+    operation = said.pop("operation", "answer" if answers(manager, model) else "explain")
     return f"/v1/models/{model}:{operation}", said
 
 

@@ -54,9 +54,12 @@ class NestExplanations:
 
 
 def nest(body: bytes) -> bytes:
-    """Return the JSON of an answer of `:explain` with each explanation in its prediction. An
-    instance that failed stays as it is: its `error` and `problem` say why."""
+    """Return the JSON of an answer of `:explain` with each explanation in its prediction, or that
+    of `:answer` with the answers as predictions. An instance that failed stays as it is: its
+    `error` and `problem` say why."""
     answer = from_json(body)
+    if "answers" in answer:
+        return to_json({"predictions": answer["answers"]})
     predictions: dict[int, Any] = {one["instance"]: one for one in answer["predictions"]}
     for explanation in answer.pop("explanations", ()):
         if "problem" not in explanation:

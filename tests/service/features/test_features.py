@@ -48,7 +48,7 @@ LIBRARIES = {"report"}
 """Folders that stand in no list: only other features use them."""
 BESIDE = {
     "explain": ["features/evaluate"],
-    "answers": ["features/audit", "client"],
+    "answers": ["features/audit", "features/open_inference", "client"],
     "audit": ["client"],
     "batch": ["features/audit", "features/drift", "features/init"],
     "jobs": ["features/audit", "client"],
