@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -36,7 +36,9 @@ async def read_instances(
 ) -> list[Instance[P]]:
     """Read a request's body, whatever its form.
 
-    Query parameters apply to every instance; parameters in the body take precedence.
+    Query parameters apply to every instance; parameters in the body take precedence. An adapter
+    that knows other forms of JSON leaves a function `rewrite` in the scope's state, which returns
+    the body in this form.
 
     Args:
         body: schema of a body of JSON, with `instances` and `parameters`.
@@ -51,8 +53,9 @@ async def read_instances(
     media_type = media.decode("latin-1").strip().lower()
     charset = options.get(b"charset", b"utf-8").decode("latin-1").lower()
     if media_type == "application/json" and charset in ("utf-8", "utf8"):
+        rewrite = request.scope["state"].get("rewrite", bytes)
         read = await to_thread.run_sync(
-            _from_json, await request.body(), body, base, origins, max_instances
+            _from_json, await request.body(), rewrite, body, base, origins, max_instances
         )
     elif media_type == "multipart/form-data" and charset in ("utf-8", "utf8"):
         boundary = options.get(b"boundary")
@@ -79,6 +82,7 @@ def _limit(count: int, max_instances: int) -> None:
 
 def _from_json(
     body: bytes,
+    rewrite: Callable[[bytes], bytes],
     schema: type[Any],
     base: P,
     origins: Mapping[str, str],
@@ -87,7 +91,7 @@ def _from_json(
     if not body.strip():
         raise MalformedRequest('the body is empty; send {"instances": [{"image": {"b64": …}}]}')
     try:
-        sent = validate_json(schema, body, strict=True)
+        sent = validate_json(schema, rewrite(body), strict=True)
     except ValidationError as error:
         raise _body_problem(error, type(base)) from None
     _limit(len(sent.instances), max_instances)

@@ -10,13 +10,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.backend.interface import Backend
 from service.core.errors import Problem
+from service.features.platforms.bodies import as_instances
 from service.features.platforms.settings import EXPLAIN
 
 ANSWER: Final = "/v1/models/{model}:answer"
 
 
 class PlatformAddresses:
-    """Middleware that replaces the path of a request.
+    """Middleware that replaces the path of a request, whose body may be that of another client: see
+    `service.features.platforms.bodies`.
 
     Args:
         routes: path → the service's own path, in which `{model}` stands for the first model.
@@ -33,6 +35,7 @@ class PlatformAddresses:
             native = native_path(scope["path"], self._routes, self._manager)
         if native:
             scope = at(scope, native)
+            scope.setdefault("state", {})["rewrite"] = as_instances
         await self._app(scope, receive, send)
 
 

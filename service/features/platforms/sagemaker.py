@@ -38,6 +38,7 @@ from service.core.errors import (
 from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
 from service.features.platforms.addresses import answers, at
+from service.features.platforms.bodies import as_instances
 from service.features.platforms.settings import PlatformSettings
 from service.http.access import needs
 from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
@@ -45,8 +46,9 @@ from service.models.catalog import NAME, ModelEntry, read_catalog
 from service.models.sources import source_of
 
 ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
-RAW: Final = ("application/x-image", "application/octet-stream", "")
-"""Media types with which SageMaker's clients send the bytes of an image."""
+RAW: Final = ("application/x-image", "application/octet-stream", "file-path/raw-bytes", "")
+"""Media types with which SageMaker's clients send the bytes of an image. The Python SDK's
+DataSerializer says `file-path/raw-bytes`, of a path and of bytes alike."""
 NO_MODEL: Final = (
     "url names no folder with one model that can be read: a models.toml with one entry, or a "
     "Hugging Face model with its config.json; the log of the service says what is wrong"
@@ -77,6 +79,7 @@ class Invocations:
                     headers["content-type"] = "image/*"
                 query = b"&".join(filter(None, [scope["query_string"], urlencode(said).encode()]))
                 scope = at(scope, native, headers=headers.raw, query_string=query)
+                scope.setdefault("state", {})["rewrite"] = as_instances
         await self._app(scope, receive, send)
 
 

@@ -79,7 +79,8 @@ def test_sagemaker_pings(sagemaker: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "media_type", ["application/x-image", "image/png", "application/octet-stream"]
+    "media_type",
+    ["application/x-image", "image/png", "application/octet-stream", "file-path/raw-bytes"],
 )
 def test_sagemaker_invokes_with_an_image(
     sagemaker: TestClient, cat: bytes, media_type: str

@@ -1,0 +1,72 @@
+"""Bodies in JSON that clients of other servers send: mlflow's, and those of Hugging Face.
+
+mlflow sends `inputs`, `dataframe_split` or `dataframe_records`, on Azure ML `input_data`, and
+`params`; Hugging Face's clients send `inputs` and `parameters`. A record has the columns of an
+instance; the only column of a record is the image, whatever its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic_core import to_json
+
+from service.core.errors import MalformedRequest
+from service.core.json_text import read_json
+
+KEYS: Final = ("inputs", "input_data", "dataframe_split", "dataframe_records")
+SPLIT: Final = '{"columns": ["image", …], "data": [["…", …], …]}'
+
+
+def as_instances(body: bytes) -> bytes:
+    """Return a body with `instances` and `parameters` for one of mlflow or Hugging Face; any other
+    body unchanged.
+
+    Raises:
+        Problem: if it is not JSON, or its table has rows that do not fit its columns.
+    """
+    sent = read_json(body)
+    key = next((key for key in KEYS if isinstance(sent, dict) and key in sent), None)
+    if key is None or "instances" in sent:
+        return body
+    rest = {name: value for name, value in sent.items() if name not in (key, "params")}
+    if "params" in sent:
+        rest.setdefault("parameters", sent["params"])
+    return to_json({"instances": list(map(_instance, _records(key, sent[key]))), **rest})
+
+
+def _records(key: str, data: Any) -> list[Any]:
+    """Return the records of a table, of a list or of one value."""
+    if key == "dataframe_split" or (isinstance(data, dict) and {"columns", "data"} <= data.keys()):
+        columns, rows = (
+            (data.get("columns"), data.get("data")) if isinstance(data, dict) else (None, None)
+        )
+        if not (
+            isinstance(columns, list)
+            and isinstance(rows, list)
+            and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
+        ):
+            raise MalformedRequest(f"{key} is not like {SPLIT}", pointer=f"/{key}")
+        return [dict(zip(map(str, columns), row, strict=True)) for row in rows]
+    if isinstance(data, dict) and data and all(isinstance(each, list) for each in data.values()):
+        if len({len(each) for each in data.values()}) > 1:
+            raise MalformedRequest(f"the columns of {key} differ in length", pointer=f"/{key}")
+        return [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
+    return data if isinstance(data, list) else [data]
+
+
+def _instance(record: Any) -> Any:
+    """Return a record as an instance. What is neither text nor an object is left to the schema."""
+    if isinstance(record, list) and len(record) == 1:  # a row of a table without names
+        (record,) = record
+    if isinstance(record, str):
+        record = {"image": record}
+    if not isinstance(record, dict):
+        return record
+    if len(record) == 1 and not {"image", "b64"} & record.keys():
+        record = {"image": next(iter(record.values()))}
+    image = record.get("image")
+    if isinstance(image, str):
+        kind = "url" if image.startswith(("http://", "https://")) else "b64"
+        record = {**record, "image": {kind: image}}
+    return record
