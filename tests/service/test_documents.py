@@ -106,6 +106,24 @@ def test_the_cookbook(line: str, address: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_cookbooks_retries(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "cookbook.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    space: dict[str, Any] = {}
+    exec(block.replace("http://127.0.0.1:8000", address), space)
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["chelsea.png Egyptian cat", "coffee.png espresso"]
+    tries = space["tries"]
+    for status in (429, 503):
+        assert tries.is_retry("POST", status, has_retry_after=True)
+    assert not tries.is_retry("POST", 504, has_retry_after=False)
+    assert not tries.is_retry("POST", 422, has_retry_after=False)
+
+
+@pytest.mark.slow
 def test_the_page_of_onnx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
