@@ -19,7 +19,7 @@ from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
 from cam.evaluation.metrics import METRICS
-from cam.explanation import ExplainedImage, Explanation, Question
+from cam.explanation import ExplainedImage, Explanation, Question, grid
 from cam.methods import METHODS
 from cam.observations import Concept, Observation
 from cam.reasons.cascade import Reason
@@ -112,6 +112,7 @@ __all__ = [
     "explain_in_steps",
     "factorise",
     "gallery",
+    "grid",
     "leaves",
     "observe",
     "randomised_in_steps",

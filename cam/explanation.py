@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.notebook import InputPicture, below_each_other, drawn, mime_bundle, png
+from cam.drawing.notebook import (
+    SIDE,
+    InputPicture,
+    bar_of,
+    below_each_other,
+    drawn,
+    heated,
+    mime_bundle,
+    png,
+)
 from cam.drawing.overlay import Picture
 from cam.drawing.placement import Placement
+from cam.drawing.sheet import Tile, sheet_of
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import METHODS, method_named
 from cam.methods.progress import Completeness, Passes, Progress
@@ -250,14 +260,65 @@ class Explanation:
 
 
 class Explanations(list[Explanation]):
-    """A list of explanations. A notebook shows the first `SHOWN` of them below each other."""
+    """A list of explanations. A notebook shows the first `SHOWN` of them: as a grid if they are of
+    one image, else below each other."""
 
     SHOWN = 16
 
     def _repr_png_(self) -> bytes | None:
         if not self:
             return None
-        return png(below_each_other([explanation.draw() for explanation in self[: self.SHOWN]]))
+        shown = self[: self.SHOWN]
+        if len(shown) > 1 and photo_of(shown) is not None:
+            return png(grid(shown))
+        return png(below_each_other([explanation.draw() for explanation in shown]))
+
+
+def photo_of(explanations: Sequence[Explanation]) -> Picture | None:
+    """Return the image that all explanations are of: RGB uint8 (H, W, 3), as the model sees it.
+    None if they are of several, or whoever gave it does not keep it any more."""
+    first, *others = [each.input.picture() if each.input else None for each in explanations]
+    same = first is not None and all(
+        other is not None and np.array_equal(first, other) for other in others
+    )
+    return first if same else None
+
+
+def grid(explanations: Sequence[Explanation]) -> Picture:
+    """Draw several explanations of one image as a grid: the image once, then each map over it, with
+    its class, method, layer and number of warnings; the warnings themselves above. A colour bar
+    stands at the right, unless only some of the maps are signed. Each map has its own scale.
+
+    Args:
+        explanations: at least one.
+
+    Returns:
+        RGB uint8 (H, W, 3) on white.
+
+    Raises:
+        CamError: if they are of several images, or of one that is not kept any more.
+    """
+    photo = photo_of(explanations) if explanations else None
+    if photo is None:
+        raise CamError(
+            "a grid shows explanations of one image, which its caller still has in a variable; "
+            "draw each of these by explanation.draw()"
+        )
+    tiles = []
+    for each in explanations:
+        warned = f", {len(each.warnings)} warnings" if each.warnings else ""
+        picture = heated(each.map, photo, signed=each.signed)
+        tiles.append(Tile(each.title, picture, f"{each.method} at {each.layer}{warned}"))
+    return sheet_of(
+        photo,
+        tiles,
+        f"{len(tiles)} maps of one image",
+        tuple(dict.fromkeys(warning for each in explanations for warning in each.warnings)),
+        side=SIDE,
+        bar=bar_of(signed=explanations[0].signed)
+        if len({each.signed for each in explanations}) == 1
+        else None,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,15 +60,25 @@ def drawn(
     Returns:
         RGB uint8 (H', W', 3) on white.
     """
-    colormap = USUAL_SIGNED if signed else USUAL
-    ends = ("for", "against") if signed else ("high", "low")
+    colormap, ends = bar_of(signed=signed)
+    shown = heated(values, photo, signed=signed)
+    return panel(photo, shown, title=title, lines=lines, colormap=colormap, ends=ends)
+
+
+def bar_of(*, signed: bool) -> tuple[str, tuple[str, str]]:
+    """Return the colour map of maps that a notebook shows, and the captions of its colour bar."""
+    return (USUAL_SIGNED, ("for", "against")) if signed else (USUAL, ("high", "low"))
+
+
+def heated(values: Float, photo: Picture | None, *, signed: bool) -> Picture:
+    """Draw a map over the photo that it covers, or alone if there is none: see `drawn`."""
+    colormap, _ = bar_of(signed=signed)
     factor = SIDE / max(values.shape)
     alone = tuple(max(round(factor * side), 1) for side in values.shape)
     height, width = alone if photo is None else photo.shape[:2]
     large = resize(values, height, width)
     heat: Float = symmetric(large) * np.float32(0.5) + np.float32(0.5) if signed else minmax(large)
-    shown = colorize(heat, colormap) if photo is None else overlay(photo, heat, colormap=colormap)
-    return panel(photo, shown, title=title, lines=lines, colormap=colormap, ends=ends)
+    return colorize(heat, colormap) if photo is None else overlay(photo, heat, colormap=colormap)
 
 
 def below_each_other(pictures: Sequence[Picture]) -> Picture:

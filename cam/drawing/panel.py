@@ -25,7 +25,7 @@ def panel(
     *,
     title: str,
     lines: Sequence[str],
-    colormap: str,
+    colormap: str | None,
     ends: tuple[str, str],
 ) -> Picture:
     """Draw a photo, if there is one, and its explanation side by side, with a colour bar at the
@@ -35,7 +35,7 @@ def panel(
         photo, shown: RGB uint8 (H, W, 3), both of the same size.
         title: the text in large letters. Text that does not fit is cut off with an ellipsis.
         lines: the lines below the title, in small letters.
-        colormap: the colour map of the colour bar.
+        colormap: the colour map of the colour bar; None leaves the bar out.
         ends: the captions of the colour bar's top and bottom.
 
     Returns:
@@ -46,7 +46,7 @@ def panel(
     factor = min(LONGEST / max(height, width), max(1.0, LONGEST / 2 / max(height, width)))
     tall, wide = max(round(height * factor), 1), max(round(width * factor), 1)
     small = ImageFont.load_default(TEXT)
-    margin = math.ceil(max(small.getlength(end) for end in ends)) + 2 * GAP + BAR
+    margin = bar_width(ends) if colormap else 0
     left = len(pictures) * (wide + GAP) + GAP
     total = left + margin
     below = GAP + TITLE + len(lines) * (TEXT + 8) + GAP
@@ -55,12 +55,9 @@ def panel(
         way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
         scaled = cv2.resize(picture, (wide, tall), interpolation=way)
         sheet.paste(Image.fromarray(scaled), (GAP + turn * (wide + GAP), GAP))
-    bar_height = max(tall, 80)
-    ramp = np.linspace(1, 0, bar_height, dtype=np.float32)[:, None].repeat(BAR, 1)
-    sheet.paste(Image.fromarray(colorize(ramp, colormap)), (left, GAP))
+    if colormap:
+        draw_bar(sheet, (left, GAP), tall, colormap, ends)
     draw = ImageDraw.Draw(sheet)
-    draw.text((left + BAR + 6, GAP), ends[0], INK, small)
-    draw.text((left + BAR + 6, GAP + bar_height), ends[1], INK, small, anchor="ld")
     top = 2 * GAP + max(tall, 80)
     room = sheet.width - 2 * GAP
     draw.text((GAP, top), fitted(title, TITLE, room), INK, ImageFont.load_default(TITLE))
@@ -68,6 +65,28 @@ def panel(
         y = top + TITLE + 8 + turn * (TEXT + 8)
         draw.text((GAP, y), fitted(line, TEXT, room), PALE, small)
     return np.asarray(sheet)
+
+
+def bar_width(ends: tuple[str, str]) -> int:
+    """Return the width of a colour bar with these captions, and with the space around it."""
+    small = ImageFont.load_default(TEXT)
+    return math.ceil(max(small.getlength(end) for end in ends)) + 2 * GAP + BAR
+
+
+def draw_bar(
+    sheet: Image.Image,
+    corner: tuple[int, int],
+    height: int,
+    colormap: str,
+    ends: tuple[str, str],
+) -> None:
+    """Draw a colour bar, at least 80 pixels high, with the captions of its top and bottom."""
+    (left, top), height = corner, max(height, 80)
+    ramp = np.linspace(1, 0, height, dtype=np.float32)[:, None].repeat(BAR, 1)
+    sheet.paste(Image.fromarray(colorize(ramp, colormap)), corner)
+    draw, small = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    draw.text((left + BAR + 6, top), ends[0], INK, small)
+    draw.text((left + BAR + 6, top + height), ends[1], INK, small, anchor="ld")
 
 
 def legend(picture: Picture, names: Sequence[str]) -> Picture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -69,15 +69,18 @@ def parsed(schema: type[M], body: bytes | str) -> M:
         ) from error
 
 
-def explanations(answer: Response) -> list[Explanation]:
+def explanations(answer: Response, asked: Mapping[str, Any]) -> list[Explanation]:
     """Return the explanations of an answer.
+
+    Args:
+        asked: the parameters of the request.
 
     Raises:
         ServiceError: if the service could not explain the photo.
         UnexpectedAnswer: if the answer does not fit the schema.
     """
     explanations = parsed(schemas.ExplainResponse, answer.body).explanations
-    return [Explanation(_sound(explanation)) for explanation in explanations]
+    return [Explanation(_sound(explanation), asked) for explanation in explanations]
 
 
 def evaluations(answer: Response) -> list[schemas.Evaluation]:

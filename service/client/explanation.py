@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +22,12 @@ class Explanation:
 
     Attributes:
         document: the explanation as the service sent it.
+        asked: the parameters of the request, by which its picture is described; empty if they are
+            not known.
     """
 
     document: schemas.Explanation
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def map(self) -> NDArray[np.float32]:
@@ -136,20 +141,33 @@ class Explanation:
         return f"<Explanation {whom}{sure}, {self.method} at {self.layer}, {height} × {width}>"
 
     def _repr_png_(self) -> bytes:
-        """What a notebook shows: the requested picture, or else the map with its colour bar."""
-        if self.document.overlay is not None:
-            return self.overlay
-        from cam.drawing.notebook import drawn, png  # the client starts without OpenCV
+        """What a notebook shows: the requested picture, or else the map, with a caption and, where
+        it is known, a colour bar."""
+        from cam.drawing.notebook import bar_of, drawn, png  # the client starts without OpenCV
+        from cam.drawing.panel import panel
 
-        sure = self.target.probability
+        sure, picture = self.target.probability, self.asked.get("output")
         title = f"{self.target.label or self.target.index}"
+        title = title if sure is None else f"{title}, p = {sure:.3f}"
+        lines = (f"{self.method} at {self.layer}", *self.warnings)
+        if self.document.overlay is None:
+            return png(
+                drawn(self.map, None, signed=bool(self.document.signed), title=title, lines=lines)
+            )
+        if picture == "panel":  # it has a caption and a colour bar of its own
+            return self.overlay
+        usual, ends = bar_of(signed=bool(self.document.signed))
+        colormap = self.asked.get("colormap") or usual
+        with Image.open(BytesIO(self.overlay)) as shown:
+            pixels = np.asarray(shown.convert("RGB"))
         return png(
-            drawn(
-                self.map,
+            panel(
                 None,
-                signed=bool(self.document.signed),
-                title=title if sure is None else f"{title}, p = {sure:.3f}",
-                lines=(f"{self.method} at {self.layer}", *self.warnings),
+                pixels,
+                title=title,
+                lines=lines,
+                colormap=colormap if picture in ("overlay", "heatmap") else None,
+                ends=ends,
             )
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam import CamError, ClassTarget, UnitTarget, explain
+from cam import CamError, ClassTarget, UnitTarget, explain, grid
+from cam.drawing.notebook import SIDE
+from cam.drawing.panel import GAP, TEXT, TITLE
 from tests.cam.nets import Small, images
 
 
@@ -62,6 +65,48 @@ def test_all_explanations_of_a_call_are_drawn_below_each_other(display: Any) -> 
     heights = [shown(display(each)).shape[0] for each in many[:16]]  # some have a warning
     assert shown(display(many)).shape[0] == sum(heights) + 16 * 16
     assert display(type(found)()).get("image/png") is None
+
+
+def test_the_explanations_of_one_image_are_a_grid(display: Any) -> None:
+    x = images(1)
+    found = explain(Small().eval(), x, target=[0, 1, 2])
+    drawn = grid(found)
+    assert (shown(display(found)) == drawn).all()
+    # The image once, and each map over it, from left to right.
+    top = GAP + TITLE + GAP + sum(TEXT + 8 for _ in {w for one in found for w in one.warnings})
+    tiles = [
+        drawn[top : top + SIDE, left : left + SIDE]
+        for left in (GAP + number * (SIDE + GAP) for number in range(4))
+    ]
+    scaled = ((x[0] - x[0].min()) / (x[0].max() - x[0].min())).permute(1, 2, 0).numpy() * 255
+    factor = SIDE // scaled.shape[0]
+    middles = tiles[0][factor // 2 :: factor, factor // 2 :: factor]
+    assert np.abs(middles.astype(int) - scaled).max() < 12
+    for tile, one in zip(tiles[1:], found, strict=True):
+        alone = one.draw()
+        side = 240
+        beside = alone[GAP : GAP + side, 2 * GAP + side : 2 * GAP + 2 * side]
+        small = cv2.resize(beside, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        assert np.abs(tile.astype(int) - small).mean() < 8
+    assert drawn.shape[1] > 4 * (SIDE + GAP) + GAP, "the colour bar"
+    below = drawn[top + SIDE : top + SIDE + TEXT + 8]
+    assert all((below[:, GAP + n * (SIDE + GAP) :][:, :SIDE] < 128).any() for n in (1, 2, 3))
+    signed = explain(Small().eval(), x, target=1, signed=True)
+    mixed = grid([*found, *signed])
+    assert mixed.shape[1] == 5 * (SIDE + GAP) + GAP, "no colour bar says both"
+
+
+def test_a_grid_needs_one_image_that_is_kept() -> None:
+    model, x = Small().eval(), images(2)
+    with pytest.raises(CamError, match="of one image"):
+        grid(explain(model, x, target=1))
+    with pytest.raises(CamError, match="of one image"):
+        grid([])
+    found = explain(model, x[:1].clone(), target=[0, 1])
+    gc.collect()
+    with pytest.raises(CamError, match="still has in a variable"):
+        grid(found)
+    assert found._repr_png_(), "the maps alone, below each other"
 
 
 def test_the_images_are_not_kept_alive() -> None:

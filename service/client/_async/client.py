@@ -164,7 +164,7 @@ class AsyncClient:
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
         name = await self._named(model)
         call = await _about_photo("explain", name, photo, asked, calls.JSON)
-        return answers.explanations(await self._line.send(call))
+        return answers.explanations(await self._line.send(call), asked)
 
     async def evaluate(
         self,
@@ -276,7 +276,7 @@ class AsyncClient:
         async def work(photo: P) -> list[Explanation] | Failure:
             try:
                 call = await _about_photo("explain", name, photo, parameters, calls.JSON)
-                return answers.explanations(await self._line.send(call))
+                return answers.explanations(await self._line.send(call), parameters)
             except (ClientError, OSError) as error:
                 return error
 

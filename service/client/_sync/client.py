@@ -166,7 +166,7 @@ class Client:
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
         name = self._named(model)
         call = _about_photo("explain", name, photo, asked, calls.JSON)
-        return answers.explanations(self._line.send(call))
+        return answers.explanations(self._line.send(call), asked)
 
     def evaluate(
         self,
@@ -282,7 +282,7 @@ class Client:
         def work(photo: P) -> list[Explanation] | Failure:
             try:
                 call = _about_photo("explain", name, photo, parameters, calls.JSON)
-                return answers.explanations(self._line.send(call))
+                return answers.explanations(self._line.send(call), parameters)
             except (ClientError, OSError) as error:
                 return error
 

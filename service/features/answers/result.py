@@ -12,11 +12,11 @@ from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
+from cam.drawing.sheet import Tile, sheet_of
 from service.core.errors import InvalidParameter
 from service.core.schemas import Point
 from service.features.answers import schemas
 from service.features.answers.parameters import AnswerParameters
-from service.features.answers.words import WordPicture, word_sheet
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import Parameters
@@ -88,13 +88,13 @@ class AnswerResult:
         if self.instance.parameters.word is not None:
             return self._drawing(words[0], self._drawn_on_photo).encoded(media_type)
         tiles = [
-            WordPicture(word.text, self._drawing(word, self._tile).picture(), _told(word))
+            Tile(word.text, self._drawing(word, self._tile).picture(), _told(word))
             for word in words[:SHOWN]
         ]
         lines = [f"{self.answer.question} · {self.answer.method}"]
         if len(words) > SHOWN:
             lines.append(f"the first {SHOWN} of {len(words)} words")
-        return encode(word_sheet(self.pixels, tiles, self.answer.text, lines), media_type)
+        return encode(sheet_of(self.pixels, tiles, self.answer.text, lines), media_type)
 
     @property
     def _drawn_on_photo(self) -> Parameters:

@@ -17,6 +17,8 @@ import pytest
 import requests
 from PIL import Image
 
+from cam.drawing.overlay import USUAL, colorize
+from cam.drawing.panel import GAP
 from service.client import (
     AsyncClient,
     AsyncJob,
@@ -31,7 +33,7 @@ from service.client import (
 from service.client.photos import Named, instance_of, read
 from service.limits.keys import new_key
 from service.pipeline.images import decode
-from tests.service.conftest import CAT, ESPRESSO, MODEL, comparable, encoded, noise
+from tests.service.conftest import CAT, ESPRESSO, MODEL, comparable, encoded, noise, pixels
 from tests.service.live import ROOT, serving
 
 
@@ -72,8 +74,23 @@ def test_a_map_is_that_of_the_answer_decoded_by_hand(
     assert explanation.map.shape == (300, 451)
     assert explanation.target.label == "tabby"
     shown = explanation._repr_mimebundle_()
-    assert shown["image/png"] == document["overlay"]["data"]
     assert shown["text/plain"].startswith("<Explanation tabby 0.")
+    drawn = pixels(base64.b64decode(shown["image/png"]))
+    overlay = pixels(base64.b64decode(document["overlay"]["data"]))
+    np.testing.assert_array_equal(drawn[GAP : GAP + 300, GAP : GAP + 451], overlay)
+    bar, caption = drawn[GAP : GAP + 300, 451 + 2 * GAP :], drawn[GAP + 300 :]
+    ramp = colorize(np.linspace(1, 0, 300, dtype=np.float32)[:, None], USUAL)
+    np.testing.assert_array_equal(bar[:, 0], ramp[:, 0])
+    assert (caption < 128).any()
+    other = client.explain(cat, target="tabby", fit="squash", colormap="viridis")
+    ramp = colorize(np.linspace(1, 0, 300, dtype=np.float32)[:, None], "viridis")
+    np.testing.assert_array_equal(
+        pixels(other._repr_png_())[GAP : GAP + 300, 451 + 2 * GAP], ramp[:, 0]
+    )
+    lines = client.explain(cat, target="tabby", fit="squash", output="contour")
+    assert pixels(lines._repr_png_()).shape[1] == 451 + 2 * GAP, "contours have no colour bar"
+    panel = client.explain(cat, target="tabby", fit="squash", output="panel")
+    assert panel._repr_png_() == panel.overlay, "it has a caption of its own"
     plain = client.explain(cat, target="tabby", fit="squash", output="mask")
     assert plain._repr_png_().startswith(b"\x89PNG")
     assert explanation.overlay == base64.b64decode(document["overlay"]["data"])

@@ -1,4 +1,4 @@
-"""Draw the words of an answer: a sheet with the photo and a tile for each word."""
+"""Draw several maps of one photo as a sheet: the photo, and a tile with a caption for each map."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cam.drawing.overlay import Picture
-from cam.drawing.panel import GAP, INK, PALE, TEXT, TITLE, fitted
+from cam.drawing.panel import GAP, INK, PALE, TEXT, TITLE, bar_width, draw_bar, fitted
 
 SIDE = 160
 """Length of a tile's longer side, in pixels."""
@@ -19,39 +19,48 @@ ACROSS = 6
 
 
 @dataclass(frozen=True, eq=False)
-class WordPicture:
-    """A word with its map on the photo."""
+class Tile:
+    """A map on the photo, with its caption."""
 
     text: str
     picture: Picture
     """RGB uint8 (H, W, 3)."""
     line: str
-    """What stands below the word, in small letters."""
+    """What stands below the text, in small letters."""
 
 
-def word_sheet(
-    photo: Picture, words: Sequence[WordPicture], title: str, lines: Sequence[str]
+def sheet_of(
+    photo: Picture,
+    tiles: Sequence[Tile],
+    title: str,
+    lines: Sequence[str],
+    *,
+    side: int = SIDE,
+    bar: tuple[str, tuple[str, str]] | None = None,
 ) -> Picture:
-    """Draw the photo, and beside it each word with its map, in the order in which they are said.
+    """Draw the photo, and beside it each tile, in their order.
 
     Args:
         photo: RGB uint8 (H, W, 3).
-        words: the words; there may be none.
-        title: the whole answer. Text that does not fit is cut off with an ellipsis.
+        tiles: the tiles, of the photo's proportions; there may be none.
+        title: the text in large letters. Text that does not fit is cut off with an ellipsis.
         lines: lines below the title, in small letters.
+        side: length of a tile's longer side, in pixels.
+        bar: the colour map of a colour bar at the right, and the captions of its top and bottom.
 
     Returns:
         RGB uint8 (H', W', 3) on white.
     """
     height, width = photo.shape[:2]
-    factor = SIDE / max(height, width)
+    factor = side / max(height, width)
     tall, wide = max(round(height * factor), 1), max(round(width * factor), 1)
     below = TEXT + 8 + TEXT + 4
-    count = len(words) + 1
+    count = len(tiles) + 1
     columns = min(count, ACROSS)
     rows = -(-count // columns)
     head = GAP + TITLE + len(lines) * (TEXT + 8) + GAP
-    room = max(columns * (wide + GAP) + GAP, 420)
+    right = columns * (wide + GAP) + GAP
+    room = max(right + (bar_width(bar[1]) if bar else 0), 420)
     sheet = Image.new("RGB", (room, head + rows * (tall + below + GAP)), "white")
     pen = ImageDraw.Draw(sheet)
     large, small = ImageFont.load_default(TITLE), ImageFont.load_default(TEXT)
@@ -59,17 +68,19 @@ def word_sheet(
     for turn, line in enumerate(lines):
         y = GAP + TITLE + 8 + turn * (TEXT + 8)
         pen.text((GAP, y), fitted(line, TEXT, room - 2 * GAP), PALE, small)
-    for number, word in enumerate([WordPicture("", photo, "the photo"), *words]):
+    if bar:
+        draw_bar(sheet, (right, head), tall, *bar)
+    for number, one in enumerate([Tile("", photo, "the photo"), *tiles]):
         left = GAP + number % columns * (wide + GAP)
         top = head + number // columns * (tall + below + GAP)
         way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
-        tile = cv2.resize(word.picture, (wide, tall), interpolation=way)
+        tile = cv2.resize(one.picture, (wide, tall), interpolation=way)
         sheet.paste(Image.fromarray(tile.astype(np.uint8)), (left, top))
-        pen.text((left, top + tall + 4), fitted(word.text, TEXT, wide), INK, small)
-        line_top = top + tall + (TEXT + 8 if word.text else 4)
+        pen.text((left, top + tall + 4), fitted(one.text, TEXT, wide), INK, small)
+        line_top = top + tall + (TEXT + 8 if one.text else 4)
         pen.text(
             (left, line_top),
-            fitted(word.line, TEXT - 2, wide),
+            fitted(one.line, TEXT - 2, wide),
             PALE,
             ImageFont.load_default(TEXT - 2),
         )
