@@ -13,9 +13,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 from tritonclient import grpc as triton
 
-from service.loading.answering import SHAPES
 from service.models.catalog import ModelEntry
 from service.settings import Settings
+from service.sources.embedded.build import SHAPES
 from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values
 from tests.service.live import free_port

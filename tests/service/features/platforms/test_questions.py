@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from service.features.platforms.vertex import nest
-from service.loading.answering import SHAPES
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
+from service.sources.embedded.build import SHAPES
 from tests.scenes import Scene, Thing
 from tests.service.conftest import encoded, running_app
 
