@@ -1,6 +1,8 @@
 // The public HTTP contract of the service, as far as the page uses it.
 
-export interface Problem { title: string; status: number; detail: string; pointer?: string }
+import { words } from "./words";
+
+export interface Problem { type?: string; title: string; status: number; detail: string; pointer?: string }
 export interface Box { left: number; top: number; right: number; bottom: number }
 export interface LabelledClass { index: number; label?: string; probability?: number; value?: number }
 export interface Detection extends LabelledClass { score: number; box: Box }
@@ -38,13 +40,20 @@ export interface Answer {
 
 /** A problem that the service answered, or status 0 if it did not answer. */
 export class Refused extends Error {
-  constructor(readonly status: number, detail: string, readonly retryAfter = 1) {
+  /** The problem's type, without what all types begin with. */
+  readonly type: string;
+  constructor(readonly status: number, detail: string, readonly retryAfter = 1, type = "") {
     super(detail);
+    this.type = type.slice(type.lastIndexOf(":") + 1);
   }
 }
 
-/** What an error says. */
-export const textOf = (error: unknown) => error instanceof Error ? error.message : String(error);
+const NO_PHOTO = ["undecodable-image", "image-too-large", "body-too-large", "malformed-request", "unsupported-media-type"];
+/** Whether a refusal is of the photo itself, not of what is asked about it. */
+export const isOfPhoto = (error: unknown): error is Refused => error instanceof Refused && NO_PHOTO.includes(error.type);
+
+/** What an error says to a reader: only the service's own sentences are for one. */
+export const textOf = (error: unknown) => error instanceof Refused ? error.message : words.unexpected;
 
 const TRIES = 8, LONGEST = 10;
 
@@ -78,12 +87,12 @@ async function ask(path: string, init: RequestInit = {}): Promise<Response> {
     response = await fetch(path, { ...init, headers });
   } catch (error) {
     if (init.signal?.aborted) throw error;
-    throw new Refused(0, "the service does not answer");
+    throw new Refused(0, words.silent);
   }
   if (response.ok) return response;
   const problem = (await response.json().catch(() => null)) as Problem | null;
   const wait = Number(response.headers.get("Retry-After")) || 1;
-  throw new Refused(response.status, problem?.detail ?? response.statusText, wait);
+  throw new Refused(response.status, problem?.detail ?? words.noReason(response.status), wait, problem?.type);
 }
 
 export const get = async <T>(path: string): Promise<T> => (await ask(path)).json() as Promise<T>;
@@ -117,7 +126,9 @@ const LONGEST_PATH = 1000;
 /** Asks something about a photo; parameters that are too long for an address go into a form. */
 function askOf(photo: Blob, path: string, accept: string, signal?: AbortSignal): Promise<Response> {
   if (path.length <= LONGEST_PATH) {
-    const headers = { "Content-Type": photo.type || "image/*", Accept: accept };
+    // A file of another kind is no photo, and no request either: the service says so of an image/*.
+    const type = photo.type.startsWith("image/") ? photo.type : "image/*";
+    const headers = { "Content-Type": type, Accept: accept };
     return ask(path, { method: "POST", headers, body: photo, signal });
   }
   const [address, query] = path.split("?") as [string, string], form = new FormData();
@@ -177,19 +188,21 @@ export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", last: (T & Line) | undefined;
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error: unknown) => {
+      throw signal.aborted ? error : new Refused(0, words.endedEarly);
+    });
     const parts = (rest + (value ?? "")).split("\n");
     rest = parts.pop()!;
     for (const part of parts.filter(Boolean)) {
       const line = JSON.parse(part) as T & Line;
-      if (line.problem) throw new Refused(line.problem.status, line.problem.detail);
+      if (line.problem) throw new Refused(line.problem.status, line.problem.detail, 1, line.problem.type);
       if (line.progress) progress(line.progress);
       else if (line.token) say?.(line.token);
       else last = line;
     }
     if (done) break;
   }
-  if (!last) throw new Refused(0, "the answer ended early");
+  if (!last) throw new Refused(0, words.endedEarly);
   return last;
 }
 

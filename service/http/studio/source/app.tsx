@@ -14,7 +14,7 @@ import { TakeAlong } from "./takealong";
 import { Tour, go } from "./tour";
 import { Work } from "./work";
 import { levelOf, type View } from "./colours";
-import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, look, method, model, note, photo, problem,
+import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, leftOut, look, method, model, note, photo, problem,
   remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
 
@@ -167,6 +167,7 @@ export function App() {
     return () => { for (const [name, listener] of all) removeEventListener(name, listener); };
   }, []);
   const now = model.value, asks = answers.value;
+  const told = [...leftOut.value, problem.value].filter(Boolean);
   const works = serves("/v1/jobs"), guided = does("activations") && does("evaluate");
   return <>
     <header>
@@ -182,7 +183,8 @@ export function App() {
         <button type="button" class="quiet" onClick={() => { help.value = true; }}>{words.help}</button></nav>
     </header>
     <Key />
-    <div role="alert" id="problem" class="card problem" hidden={!problem.value}>{problem.value}</div>
+    <div role="alert" id="problem" class="card problem" hidden={!told.length}>
+      {told.map((each, at) => <p key={at}>{each}</p>)}</div>
     <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
     {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""}>
       <div class="left">

@@ -73,6 +73,8 @@ export const said = signal("");
 export const busy = signal(false);
 export const progress = signal<api.Step | null>(null);
 export const problem = signal("");
+/** The files that were left out, each with the reason. They are told until something else is chosen. */
+export const leftOut = signal<string[]>([]);
 export const asksForKey = signal(false);
 export const note = signal("");
 
@@ -86,7 +88,10 @@ export const isBright = (method: string) => look.value.bright ?? (!answers.value
 /** The layers with maps, in the order in which they run. */
 export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
 
-export const choose = (part: Partial<Choice>) => { choice.value = { ...choice.value, ...part }; };
+export const choose = (part: Partial<Choice>) => batch(() => {
+  choice.value = { ...choice.value, ...part };
+  leftOut.value = [];
+});
 export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...part }; };
 
 let linked = start.get("photo");
@@ -217,9 +222,6 @@ effect(() => {  // the map follows the words
 
 /** Digests of the photos that were explained. */
 const explainedOnce = new Set<string>();
-/** Whether the problem is of a file that has left, so that the map of the photo before it comes back
- * and the problem stays. */
-let outlives = false;
 let asking = new AbortController();
 let waiting: ReturnType<typeof setTimeout> | undefined;
 const again = signal(0);
@@ -258,8 +260,7 @@ effect(() => {  // the map, or the answer, follows the photo and the choice
       if (mine.signal.aborted) return;
       progress.value = null;
       take();
-      if (!outlives) problem.value = "";
-      outlives = false;
+      problem.value = "";
       busy.value = false;
       void photos.keep(of);
     }),
@@ -276,27 +277,45 @@ export function stop(): void {
 function refuse(error: unknown, of: Photo): void {
   busy.value = false;
   progress.value = null;
-  if (!(error instanceof api.Refused)) {
-    problem.value = String(error);
-    return;
-  }
-  if (error.status === 401) {
+  const status = error instanceof api.Refused ? error.status : undefined;
+  if (status === 401) {
     asksForKey.value = true;
-  } else if ([0, 429, 503, 504].includes(error.status)) {
+  } else if (error instanceof api.Refused && [0, 429, 502, 503, 504].includes(error.status)) {
     const seconds = Math.min(error.retryAfter, 30);
-    problem.value = error.status ? words.busy(seconds) : words.lost;
+    problem.value = status ? words.busy(seconds) : words.lost;
     waiting = setTimeout(() => { again.value++; }, seconds * 1000);
-  } else if (answers.value) {
-    problem.value = error.message;
+  } else if (api.isOfPhoto(error) && !explainedOnce.has(of.digest)) {
+    leaveOut(of, error.message);
   } else {
-    problem.value = `${of.name}: ${error.message}`;
-    // What was never explained is no photo, and does not stay: the next choice is for another one.
-    if ([400, 413, 415, 422].includes(error.status) && !explainedOnce.has(of.digest)) {
-      outlives = strip.value.length > 1;
-      remove(of.digest, true);
-    }
+    problem.value = answers.value ? api.textOf(error) : `${of.name}: ${api.textOf(error)}`;
   }
 }
+
+const tellLeftOut = (name: string, why: string) => { leftOut.value = [...leftOut.value, `${name}: ${why}`]; };
+
+/** Takes what is no photo out of the strip, and says why. */
+function leaveOut(of: Photo, why: string): void {
+  if (!strip.value.includes(of)) return;
+  batch(() => {
+    tellLeftOut(of.name, why);
+    problem.value = "";
+    remove(of.digest, true);
+  });
+}
+
+const checked = new WeakSet<Photo>();
+let checking = Promise.resolve();
+effect(() => {  // what the browser cannot draw may be no photo: the service says so, before it is chosen
+  const name = model.value?.name, shownNow = current.value;
+  if (!name) return;
+  for (const of of strip.value) {
+    if (of.thumbnail || of.digest === shownNow || explainedOnce.has(of.digest) || checked.has(of)) continue;
+    checked.add(of);
+    checking = checking.then(async () => {
+      if (strip.value.includes(of)) await api.patiently(() => api.drawn(name, of.blob));
+    }).catch((error: unknown) => { if (api.isOfPhoto(error)) leaveOut(of, error.message); });
+  }
+});
 
 let decoding = 0;
 effect(() => {  // the picture follows the photo
@@ -316,24 +335,31 @@ effect(() => {  // the picture follows the photo
 
 /** Takes photos into the strip and shows the first of them. */
 export async function add(files: Iterable<File>): Promise<void> {
-  let first = true;
+  const mine: string[] = [], has = (digest: string) => strip.value.some((each) => each.digest === digest);
+  leftOut.value = [];
   for (const file of files) {
-    const digest = await photos.digestOf(file);
-    if (!strip.value.some((each) => each.digest === digest)) {
-      const thumbnail = await photos.thumbnailOf(file);
-      strip.value = [...strip.value, { digest, name: file.name || "photo", blob: file, thumbnail }];
+    const name = file.name || "photo";
+    let digest: string, thumbnail: string;
+    try {
+      digest = await photos.digestOf(file);
+      thumbnail = has(digest) ? "" : await photos.thumbnailOf(file);
+    } catch {
+      tellLeftOut(name, words.unreadable);
+      continue;
     }
-    // Those before may have been refused already: then this one is shown, and why they were stays.
-    if (!first && current.value !== null) continue;
-    const [leads, left] = [first, problem.value];
-    first = false;
     batch(() => {
-      note.value = linked && linked !== digest ? words.otherPhoto : "";
-      if (!linked && digest !== current.value) choose(NOTHING);
-      linked = null;
+      // All of those before may have been left out already: then this one is shown.
+      const isFirst = !mine.some(has);
+      if (!has(digest)) strip.value = [...strip.value, { digest, name, blob: file, thumbnail }];
+      mine.push(digest);
+      if (!isFirst) return;
+      if (mine.length === 1) {
+        note.value = linked && linked !== digest ? words.otherPhoto : "";
+        if (!linked && digest !== current.value) choice.value = { ...choice.value, ...NOTHING };
+        linked = null;
+        problem.value = "";
+      }
       current.value = digest;
-      problem.value = leads ? "" : left;
-      outlives = !leads && left !== "";
     });
   }
 }
@@ -353,7 +379,7 @@ export function remove(digest: string, refused = false): void {
 export function select(digest: string): void {
   batch(() => {
     if (digest !== current.value) { choose(NOTHING); marked.value = ""; }
-    current.value = digest;
+    [current.value, leftOut.value] = [digest, []];
   });
 }
 

@@ -108,6 +108,11 @@ export const words = {
   noModel: "there is no model yet",
   busy: (seconds: number) => `The service is busy. This page asks again in ${seconds} s.`,
   lost: "The service does not answer. This page asks again.",
+  silent: "The service does not answer.",
+  endedEarly: "The answer ended early.",
+  noReason: (status: number) => `The service answered with status ${status}, and gave no reason.`,
+  unexpected: "The page could not read what the service answered.",
+  unreadable: "the browser cannot read this file.",
   missingPhoto:
     "The photo of this link is not in this browser: photos are not part of a link. Open the same " +
     "file here, and the view comes back.",
