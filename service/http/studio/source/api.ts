@@ -17,10 +17,13 @@ export interface Model {
   input: { width: number; height: number; mean?: number[]; value_range: "0-1" | "0-255";
     default_fit: "crop" | "squash" | "pad" };
   audited?: { method: string; layer: string };
+  /** Whether a target may be a text. */
+  takes_text: boolean;
 }
 export interface Layer { name: string; grid?: [number, number]; explainable: boolean }
 export interface Explanation {
-  target: LabelledClass & { box?: Box; minus?: LabelledClass; against?: true };
+  target: LabelledClass & { box?: Box; minus?: LabelledClass; against?: true; score?: number; text?: string;
+    minus_text?: string };
   method: string; layer: string; layer_reason?: string; covers?: Box; signed?: true;
   heatmap: { shape: [number, number]; encoding: string; data: string };
   concentration?: number; warnings: string[]; passes?: { made: number; of: number };

@@ -11,6 +11,7 @@ import { Comparison, compare } from "./comparison";
 import { Looks, Settings, setMethod, stepLayer } from "./settings";
 import { Stage } from "./stage";
 import { TakeAlong } from "./takealong";
+import { Prompt } from "./prompt";
 import { Tour, go } from "./tour";
 import { Work } from "./work";
 import { levelOf, type View } from "./colours";
@@ -194,7 +195,7 @@ export function App() {
         {!asks && <><Beside /><Comparison />{does("activations") && <Inside />}</>}
       </div>
       <div class="right" aria-busy={busy.value}>
-        {asks ? <Asking /> : photo.value && <Classes />}
+        {asks ? <Asking /> : <><Prompt />{photo.value && <Classes />}</>}
         <Settings />
         <Warnings />
         {!asks && does("evaluate") && <Judgement />}

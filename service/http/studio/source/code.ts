@@ -24,6 +24,12 @@ function drawn(choice: Choice, look: Look, asked?: Asked): Record<string, string
 
 const shell = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
 const python = (text: string) => JSON.stringify(text);
+/** What JSON writes as Python writes it. */
+const literal = (value: unknown): string => value === true ? "True" : value === false ? "False"
+  : Array.isArray(value) ? `[${value.map(literal).join(", ")}]`
+  : typeof value === "object" && value
+    ? `{${Object.entries(value).map(([key, each]) => `${python(key)}: ${literal(each)}`).join(", ")}}`
+  : JSON.stringify(value);
 
 export function code(language: Language, choice: Choice, look: Look, name: string, type: string, asked?: Asked): string {
   const parameters = drawn(choice, look, asked);
@@ -41,9 +47,8 @@ export function code(language: Language, choice: Choice, look: Look, name: strin
   const options = Object.entries(parameters).map(([key, value]) => {
     const number = ["opacity", "threshold"].includes(key) ? value !== "heat" : key === "target" && /^\d+$/.test(value);
     const object = key === "target" && value.startsWith("{");
-    const literal = object ? value.replaceAll("true", "True") : key === "signed" ? "True"
-      : number ? value : python(value);
-    return `        ${key}=${literal},\n`;
+    const written = object ? literal(JSON.parse(value)) : key === "signed" ? "True" : number ? value : python(value);
+    return `        ${key}=${written},\n`;
   }).join("");
   const start = "from service.client import Client\n\n" +
     `with Client(${python(origin)}, model=${python(choice.model)}) as client:\n`;

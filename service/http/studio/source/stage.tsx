@@ -71,7 +71,7 @@ function Told({ made }: { made: Shown }) {
   const { target, method, layer } = made.explanation, { unit, fit } = choice.value, now = model.value;
   if (!now || answers.value) return null;
   const nameOf = ({ label, index }: LabelledClass) => label ?? `${index}`;
-  const minus = target.minus && nameOf(target.minus);
+  const minus = target.minus_text ?? (target.minus && nameOf(target.minus));
   const seen = fit === "auto" ? now.input.default_fit : fit as keyof typeof words.fits;
   return <p id="told"><strong>
     {unit ? words.whyUnit(unit) : words.why(nameOf(target), minus, Boolean(target.against))}

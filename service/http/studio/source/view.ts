@@ -12,6 +12,8 @@ import { words } from "./words";
 export interface Choice {
   model: string; method: string; layer: string; fit: string;
   target?: number; minus?: number; against: boolean; signed: boolean;
+  /** Words of one's own in place of a class, and other words with which they are contrasted. */
+  text?: string; minusText?: string;
   /** A channel of a layer in place of a class: its number, "@" and the layer's name. */
   unit?: string;
   /** A box on the photo: its left, top, right and bottom edge, with commas between them. */
@@ -42,6 +44,7 @@ export const choice = signal<Choice>({
   model: start.get("model") ?? "", method: start.get("method") ?? "gradcam",
   layer: start.get("layer") ?? "auto", fit: start.get("fit") ?? "auto",
   target: whole("target"), minus: whole("minus"),
+  text: start.get("text") || undefined, minusText: start.get("minus_text") || undefined,
   against: start.has("against"), signed: start.has("signed"),
   unit: start.get("unit") ?? undefined, box: start.get("box") ?? undefined,
 });
@@ -75,6 +78,8 @@ export const progress = signal<api.Step | null>(null);
 export const problem = signal("");
 /** The files that were left out, each with the reason. They are told until something else is chosen. */
 export const leftOut = signal<string[]>([]);
+/** Why the words of one's own cannot be explained. */
+export const wordsProblem = signal("");
 export const asksForKey = signal(false);
 export const note = signal("");
 
@@ -97,12 +102,13 @@ export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...
 let linked = start.get("photo");
 
 effect(() => {  // the address follows the view
-  const { model, method, layer, fit, target, minus, against, signed, unit, box } = choice.value;
+  const { model, method, layer, fit, target, minus, text, minusText, against, signed, unit, box } = choice.value;
   const { view, opacity, threshold, colormap, bright } = look.value;
   const { question, answer: given, method: by } = query.value;
   const entries: [string, string | number | undefined | false][] = [
     ["photo", current.value ?? linked ?? undefined], ["model", model], ["method", method],
     ["layer", layer], ["fit", fit], ["target", target], ["minus", minus],
+    ["text", text], ["minus_text", text && minusText],
     ["against", against && 1], ["signed", signed && 1], ["unit", unit], ["box", box], ["view", view], ["opacity", opacity],
     ["threshold", threshold || undefined], ["colours", colormap || undefined],
     ["bright", bright === undefined ? undefined : Number(bright)],
@@ -120,10 +126,13 @@ export function parametersOf({ method, layer, fit, ...rest }: Choice) {
   return { method, layer, fit, target: targetOf(rest), signed: rest.signed ? "true" : undefined };
 }
 
-function targetOf({ target, minus, against, unit, box, mask }: Partial<Choice>): string | undefined {
+function targetOf({ target, minus, text, minusText, against, unit, box, mask }: Partial<Choice>): string | undefined {
   if (unit) {
     const [channel, layer] = [unit.split("@", 1)[0]!, unit.slice(unit.indexOf("@") + 1)];
     return JSON.stringify({ layer, channel: Number(channel) });
+  }
+  if (text) {
+    return JSON.stringify({ text, ...(minusText ? { minus: minusText } : {}), ...(against ? { against } : {}) });
   }
   if (minus === undefined && !against && !box && !mask) return target?.toString();
   return JSON.stringify({
@@ -131,8 +140,11 @@ function targetOf({ target, minus, against, unit, box, mask }: Partial<Choice>):
     ...(box ? { box: box.split(",").map(Number) } : {}), ...(mask ? { mask: { b64: mask } } : {}), ...(against ? { against } : {}) });
 }
 
-/** What is explained when another class, photo or model is chosen. */
-export const NOTHING = { target: undefined, minus: undefined, unit: undefined, box: undefined, mask: undefined };
+/** What is explained when another class is chosen. */
+export const NOTHING = { target: undefined, minus: undefined, text: undefined, minusText: undefined, unit: undefined,
+  box: undefined, mask: undefined };
+/** What is explained when another photo or model is chosen: words of one's own are asked again. */
+const anew = () => ({ ...NOTHING, text: choice.value.text, minusText: choice.value.minusText });
 
 const known = new Map<string, Shown>();
 
@@ -236,6 +248,7 @@ effect(() => {  // the map, or the answer, follows the photo and the choice
   clearTimeout(waiting);
   answer.value = null;
   said.value = "";
+  wordsProblem.value = "";
   if (put) shown.value = null;
   if (!of || !ready) return;
   if (put && put.question === undefined) {
@@ -286,6 +299,8 @@ function refuse(error: unknown, of: Photo): void {
     waiting = setTimeout(() => { again.value++; }, seconds * 1000);
   } else if (api.isOfPhoto(error) && !explainedOnce.has(of.digest)) {
     leaveOut(of, error.message);
+  } else if (status === 422 && choice.value.text) {
+    [wordsProblem.value, problem.value, shown.value] = [api.textOf(error), "", null];
   } else {
     problem.value = answers.value ? api.textOf(error) : `${of.name}: ${api.textOf(error)}`;
   }
@@ -355,7 +370,7 @@ export async function add(files: Iterable<File>): Promise<void> {
       if (!isFirst) return;
       if (mine.length === 1) {
         note.value = linked && linked !== digest ? words.otherPhoto : "";
-        if (!linked && digest !== current.value) choice.value = { ...choice.value, ...NOTHING };
+        if (!linked && digest !== current.value) choice.value = { ...choice.value, ...anew() };
         linked = null;
         problem.value = "";
       }
@@ -378,7 +393,7 @@ export function remove(digest: string, refused = false): void {
 
 export function select(digest: string): void {
   batch(() => {
-    if (digest !== current.value) { choose(NOTHING); marked.value = ""; }
+    if (digest !== current.value) { choose(anew()); marked.value = ""; }
     [current.value, leftOut.value] = [digest, []];
   });
 }
@@ -400,6 +415,7 @@ async function chooseModel(): Promise<void> {
     if (found.kind !== "answers" && !found.methods.some((each) => each.name === method && each.available)) {
       choose({ method: found.methods.find((each) => each.available)?.name ?? "gradcam" });
     }
+    if (!found.takes_text && choice.peek().text) choose({ text: undefined, minusText: undefined });
     if (layer !== "auto" && !all.some((each) => each.name === layer)) choose({ layer: "auto" });
     problem.value = "";
   });
@@ -448,7 +464,7 @@ export function changeModel(name: string): void {
   batch(() => {
     shown.value = null;
     model.value = null;
-    choose({ model: name, layer: "auto", ...NOTHING });
+    choose({ ...anew(), model: name, layer: "auto" });
   });
   void begin();
 }
