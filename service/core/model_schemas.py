@@ -138,6 +138,11 @@ class ModelDescription(Open):
         description="Number of classes, or of a regression's values.", examples=[1000]
     )
     labels: list[str] = Field(examples=[["tench", "goldfish"]])
+    synonyms: dict[str, list[int]] = Field(
+        description="Further names by which a target may call classes, in lower case and without "
+        "hyphens, each with the indices of the classes that have it beside their label.",
+        examples=[{"orca": [148], "bison": [347]}],
+    )
     takes_text: bool = Field(
         description='Whether a target may be a text: `{"text": …}`.', examples=[False]
     )

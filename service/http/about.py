@@ -137,6 +137,7 @@ class AboutRoutes:
             input=describe_input(served.preprocessing),
             classes=served.classes,
             labels=list(served.labels.names),
+            synonyms=served.labels.synonyms,
             default_layer=served.default_layer,
             levels=list(served.levels) if served.kind == "detections" else None,
             methods=[

@@ -35,6 +35,17 @@ class Labels:
     def name(self, index: int) -> str | None:
         return self.names[index] if index < len(self.names) else None
 
+    @property
+    def synonyms(self) -> dict[str, list[int]]:
+        """Further names, in the form in which they are looked up, each with the classes that have
+        it beside their label."""
+        labels = [*map(_plain, self.names)]
+        found = {
+            name: [index for index in classes if labels[index] != name]
+            for name, classes in self._meant.items()
+        }
+        return {name: classes for name, classes in found.items() if classes}
+
     def meant(self, target: str) -> int:
         """Return the index of the class that a number or a label means.
 

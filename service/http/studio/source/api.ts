@@ -13,7 +13,10 @@ export interface Method {
 }
 export interface Model {
   name: string; device: string; dtype: string; kind: "classes" | "segments" | "detections" | "value" | "answers";
-  classes: number; labels: string[]; default_layer: string | null; methods: Method[];
+  classes: number; labels: string[];
+  /** Further names, in lower case, each with the classes that it means. */
+  synonyms: Record<string, number[]>;
+  default_layer: string | null; methods: Method[];
   input: { width: number; height: number; mean?: number[]; value_range: "0-1" | "0-255";
     default_fit: "crop" | "squash" | "pad" };
   audited?: { method: string; layer: string };

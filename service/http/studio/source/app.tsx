@@ -6,7 +6,7 @@ import { Asking, stepAnswerMethod } from "./asking";
 import { Classes } from "./classes";
 import { Beside } from "./beside";
 import { Inside } from "./inside";
-import { Judgement, scores } from "./judgement";
+import { Judgement, asking, measure, scores } from "./judgement";
 import { Comparison, compare } from "./comparison";
 import { Looks, Settings, setMethod, stepLayer } from "./settings";
 import { Stage } from "./stage";
@@ -71,26 +71,37 @@ function Strip() {
 /** Least probability of the first class at which nothing is said of it. */
 const SURE = 0.7;
 
+/** Whether the map has been judged, and with what result. */
+function Judged() {
+  if (!shown.value || model.value?.kind !== "classes" || !does("evaluate")) return null;
+  const told = Object.entries(scores.value ?? {});
+  if (told.length) {
+    return <><p class="soft">{words.judged}</p>
+      <ul id="judged">{told.map(([name, { verdict, warning, value }]) =>
+        <li key={name}>{name}: {verdict ?? warning ?? value?.toFixed(3)}</li>)}</ul></>;
+  }
+  return <p>{asking.value ? words.judging : words.notJudged}{" "}
+    {!asking.value && <button type="button" id="judge-it" disabled={busy.value} onClick={() => {
+      document.getElementById("judge-heading")?.focus();
+      void measure();
+    }}>{words.judgeIt}</button>}</p>;
+}
+
 function Warnings() {
   // An answer without a word has no map, and may have warnings.
-  const made = shown.value, of = made?.explanation ?? answer.value?.answer, time = made ?? answer.value;
-  if (!of || !time) return null;
+  const made = shown.value, of = made?.explanation ?? answer.value?.answer;
+  if (!of) return null;
   const blind = { none: words.classBlind, weak: words.weak, full: "" }[
     method.value?.class_dependence ?? "full"];
   const all = [...(blind && !answers.value && !of.warnings.some((each) => each.includes("class")) ? [blind] : []),
     ...of.warnings];
-  const { passes, layer, layer_reason: reason } = made?.explanation ?? {};
   const [first] = made?.prediction.classes ?? [], share = first?.probability ?? 1;
-  if (share < SURE) all.push(words.unsure(share.toFixed(2)));
+  if (share < SURE) all.push(words.unsure(first!.label ?? `${first!.index}`, share.toFixed(2)));
   return <section class="card" aria-labelledby="warnings-heading">
     <h2 id="warnings-heading">{words.warnings}</h2>
     {all.length ? <ul class="warnings">{all.map((each) => <li key={each}>{each}</li>)}</ul>
-      : <p class="soft">{words.none}{first && !scores.value && ` ${words.notJudged}`}</p>}
-    <p class="soft" id="time" role="status">
-      {of.method}{layer && ` at ${layer}`}{reason && ` (${reason})`}.{" "}
-      {passes && `${words.passes(passes.made, passes.of)}. `}
-      {time.cached ? words.cached : words.milliseconds(time.wall, made?.phases ?? "")}
-    </p>
+      : <p class="soft">{words.none}</p>}
+    <Judged />
   </section>;
 }
 

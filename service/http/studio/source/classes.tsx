@@ -1,7 +1,7 @@
 // What the model sees in the photo, and what of it is explained.
 
 import { useSignal } from "@preact/signals";
-import type { LabelledClass } from "./api";
+import type { LabelledClass, Model } from "./api";
 import { NOTHING, choice, choose, method, model, shown } from "./view";
 import { words } from "./words";
 
@@ -11,14 +11,14 @@ const LEAST = 0.005;
 const named = ({ index, label }: LabelledClass) => label ?? `${index}`;
 
 /** Classes, values, segments or boxes of a prediction, each with the number that stands beside it. */
-function entries() {
+function entries(): Entry[] {
   const prediction = shown.value?.prediction;
   const told = prediction?.classes ?? prediction?.values ?? prediction?.segments ?? [];
   return told.map((each) => ({ index: each.index, label: named(each),
     share: each.probability ?? (each as { share?: number }).share, value: each.value }));
 }
 
-function Chip({ entry, at }: { entry: ReturnType<typeof entries>[number]; at: number }) {
+function Chip({ entry, at }: { entry: Entry; at: number }) {
   const target = shown.value?.explanation.target.index;
   const chosen = entry.index === target;
   const take = (event: DragEvent) => {
@@ -54,16 +54,28 @@ function Detections() {
   </ol>;
 }
 
+/** The classes whose label or synonym has a text in it. */
+function found({ labels, synonyms }: Model, text: string) {
+  const called = new Map<number, string>();
+  for (const [name, classes] of Object.entries(synonyms)) {
+    if (name.includes(text)) for (const index of classes) if (!called.has(index)) called.set(index, name);
+  }
+  return labels.flatMap((label, index) => {
+    const named = label.toLowerCase().includes(text), synonym = called.get(index);
+    return named || synonym !== undefined ? [{ index, label: named ? label : `${label} (${synonym})` }] : [];
+  });
+}
+
+type Entry = { index: number; label: string; share?: number; value?: number };
+
 export function Classes() {
   const text = useSignal(""), every = useSignal(false);
   const now = model.value, all = entries(), explained = shown.value?.explanation.target.index;
-  const likely = all.filter(({ index, share }) => share === undefined || share >= LEAST || index === explained);
+  const likely = all.filter(({ index, share }) => share === undefined || share >= LEAST ||
+    [explained, choice.value.minus].includes(index));
   if (!now) return null;
   const wanted = text.value.trim().toLowerCase();
-  const matches = wanted
-    ? now.labels.flatMap((label, index) =>
-        label.toLowerCase().includes(wanted) ? [{ index, label, share: undefined, value: undefined }] : [])
-    : [];
+  const matches = wanted ? found(now, wanted) : [];
   const { minus, against, signed, target, unit } = choice.value;
   const heading = { value: words.values, detections: words.detections, classes: words.classes,
     segments: words.classes, answers: words.asking }[now.kind];
@@ -82,7 +94,7 @@ export function Classes() {
     </ol>
     {!wanted && all.length > likely.length && <button type="button" class="quiet" id="more"
       aria-expanded={every.value} onClick={() => { every.value = !every.value; }}>
-      {every.value ? words.fewer : words.more(all.length - likely.length)}</button>}
+      {(every.value ? words.fewer : words.more)(all.length - likely.length)}</button>}
     {wanted && !matches.length && <p class="soft">{words.noMatch(text.value)}</p>}
     {now.kind === "classes" && all.length > 0 && <div class="row">
       <label>{words.contrast} <select id="minus" title={words.contrastHint} value={minus ?? ""}

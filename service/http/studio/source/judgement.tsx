@@ -9,7 +9,9 @@ import { words } from "./words";
 
 const METRICS = "insertion,deletion,stability";
 export const scores = signal<Record<string, api.Score> | null>(null), problem = signal("");
-const step = signal<api.Step | null>(null), asking = signal<AbortController | null>(null);
+const step = signal<api.Step | null>(null);
+/** Ends the judgement that is being made; null for none. */
+export const asking = signal<AbortController | null>(null);
 const film = signal<Metric | null>(null);
 
 /** Measures the map on the screen. */
@@ -47,7 +49,7 @@ export function Judgement() {
   if (!made || !of || model.value?.kind !== "classes") return null;
   const curve = film.value && scores.value?.[film.value]?.details.curve;
   return <section class="card" aria-labelledby="judge-heading">
-    <h2 id="judge-heading">{words.judge}</h2>
+    <h2 id="judge-heading" tabIndex={-1}>{words.judge}</h2>
     <Audited />
     {!scores.value && <p class="soft">{words.judgeHint}</p>}
     {!scores.value && !asking.value &&

@@ -1,7 +1,7 @@
 // How the map is made, and how it is drawn.
 
 import { colormaps, levelOf, type Look, type View } from "./colours";
-import { answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
+import { answer, answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
 /** Chooses the layer before or after the one whose map is shown. */
@@ -58,7 +58,20 @@ export function Settings() {
       </select></>}
     </div>
     {chosen && !answers.value && <p class="soft">{chosen.summary}; {chosen.cost}.</p>}
+    <Made />
   </section>;
+}
+
+/** How the map on the screen was made, and how long that took. */
+function Made() {
+  const made = shown.value, time = made ?? answer.value, of = made?.explanation ?? answer.value?.answer;
+  if (!of || !time) return null;
+  const { passes, layer, layer_reason: reason } = made?.explanation ?? {};
+  return <p class="soft" id="time" role="status">
+    {of.method}{layer && ` at ${layer}`}{reason && ` (${reason})`}.{" "}
+    {passes && `${words.passes(passes.made, passes.of)}. `}
+    {time.cached ? words.cached : words.milliseconds(time.wall, made?.phases ?? "")}
+  </p>;
 }
 
 export function Looks() {

@@ -8,6 +8,7 @@ import sys
 from io import BytesIO
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -20,7 +21,6 @@ from tests.service.http.studio.browsing import (
     drawn,
     explained,
     is_alike,
-    judged,
     pixels_of,
     served,
     state,
@@ -113,7 +113,9 @@ def test_any_class_is_found_by_its_name_and_explained(page: Page, cat: bytes) ->
     page.get_by_role("button", name="espresso", exact=True).click()
     page.wait_for_function("() => location.hash.includes('target=967')")
     page.locator("#search").fill("no such thing")
-    expect(page.get_by_text("No class has “no such thing” in its name.")).to_be_visible()
+    expect(
+        page.get_by_text("No class has “no such thing” in its name or in its synonyms.")
+    ).to_be_visible()
 
 
 def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes) -> None:
@@ -158,7 +160,7 @@ def test_improbable_classes_are_folded_away(page: Page, cat: bytes) -> None:
     shares = [float(text) for text in rows.locator(".number").all_inner_texts()]
     assert 0 < len(shares) < 10
     assert min(shares) >= 0.005
-    expect(more).to_have_text(f"{10 - len(shares)} more, below 0.005")
+    expect(more).to_have_text(f"Show {10 - len(shares)} more, below 0.5 %")
     page.locator("h1").click()
     page.keyboard.press("9")  # it is explained, and so it is shown
     expect(rows.nth(len(shares))).to_have_attribute("aria-pressed", "true")
@@ -169,17 +171,42 @@ def test_improbable_classes_are_folded_away(page: Page, cat: bytes) -> None:
     expect(rows).to_have_count(len(shares) + 1)
 
 
+def test_a_class_is_found_by_its_synonyms(page: Page, address: str, cat: bytes) -> None:
+    synonyms = httpx2.get(f"{address}{PLACE.format(model='efficientnet-lite0')}").json()["synonyms"]
+    assert synonyms["orca"] == [148]
+    take(page, cat)
+    explained(page)
+    page.locator("#search").fill("Orca")
+    page.get_by_role("button", name="killer whale (orca)", exact=True).click()
+    page.wait_for_function("() => location.hash.includes('target=148')")
+    page.locator("#search").fill("Crane")  # the label of a machine, and a synonym of a bird
+    expect(page.locator("#classes .label")).to_have_text(["crane bird", "crane"])
+
+
 def test_what_is_known_of_a_map_is_said(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
     warnings = page.locator("section", has=page.get_by_role("heading", name="Before you believe"))
-    expect(warnings).to_contain_text("No warning. The map is not judged yet.")
-    judged(page)
+    expect(warnings).to_contain_text("No warning.")
+    expect(warnings).to_contain_text("The map is not judged yet.")
+    expect(warnings).not_to_contain_text(" ms")
+    expect(page.locator("#time")).to_contain_text(" ms")
+    page.locator("#judge-it").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#judge-heading")).to_be_focused()
+    expect(page.locator("#judged li")).to_have_count(3, timeout=4 * READY)
+    verdict = page.locator("#scores tr", has_text="insertion").locator("small").last.inner_text()
+    expect(page.locator("#judged")).to_contain_text(f"insertion: {verdict}")
     expect(warnings).not_to_contain_text("not judged")
+    page.locator("#classes button").nth(1).click()
+    expect(warnings).to_contain_text("The map is not judged yet.")  # the verdict was another map's
     page.get_by_role("button", name="Remove photo").click()
     take(page, encoded(noise(300, 200)), name="noise")
     explained(page)
-    expect(warnings).to_contain_text("The model is unsure: its first class has 0.")
+    first = page.locator("#classes .label").first.inner_text()
+    expect(warnings).to_contain_text(
+        f"The model is unsure: its first class, {first}, has the probability 0."
+    )
 
 
 def test_keys_choose_class_method_layer_and_view(page: Page, cat: bytes) -> None:
