@@ -141,7 +141,7 @@ class ModelDescription(Open):
     synonyms: dict[str, list[int]] = Field(
         description="Further names by which a target may call classes, in lower case and without "
         "hyphens, each with the indices of the classes that have it beside their label.",
-        examples=[{"orca": [148], "bison": [347]}],
+        examples=[{"orca": [148], "tabby cat": [281]}],
     )
     takes_text: bool = Field(
         description='Whether a target may be a text: `{"text": …}`.', examples=[False]

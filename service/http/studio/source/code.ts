@@ -1,7 +1,7 @@
 // The same explanation, asked from a shell, Python and JavaScript.
 
 import * as api from "./api";
-import type { Look } from "./colours";
+import { SERVICE, USUAL_SIGNED, colormapOf, type Look } from "./colours";
 import { isBright, parametersOf, questionOf, type Choice, type Query } from "./view";
 
 export const languages = ["curl", "Python", "JavaScript"] as const;
@@ -13,10 +13,12 @@ type Asked = Query & { word?: string };
 /** The parameters of the picture on the screen. */
 function drawn(choice: Choice, look: Look, asked?: Asked): Record<string, string> {
   const output = { overlay: "overlay", heat: "heatmap", contour: "contour", photo: "overlay" }[look.view];
+  const signed = choice.signed && !asked, colormap = colormapOf(look, signed);
+  const coloured = look.view === "overlay" || look.view === "heat";
   const all = { ...asked ? { ...questionOf(asked), word: asked.word } : parametersOf({ ...choice, mask: undefined }), output,
     opacity: look.view === "overlay" ? String(look.opacity) : look.view === "photo" ? "0" : undefined,
     threshold: look.threshold ? String(look.threshold) : undefined,
-    colormap: look.colormap || undefined,
+    colormap: coloured && colormap !== (signed ? USUAL_SIGNED : SERVICE) ? colormap : undefined,
     normalize: isBright(choice.method) ? "percentile" : undefined };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined)) as
     Record<string, string>;

@@ -29,9 +29,13 @@ export function table(name: Colormap): Uint8Array {
   return colours;
 }
 
-/** The colour map that a look means for a map: signed maps have a neutral middle. */
-export const colormapOf = (look: Look, signed: boolean) =>
-  look.colormap || (signed ? "coolwarm" : "turbo");
+/** The colour map of a map for which none is chosen, on the page and by the service. The page's are
+ * perceptually uniform: equal steps of the heat look equal. Signed maps have a neutral middle. */
+export const USUAL: Colormap = "inferno", USUAL_SIGNED: Colormap = "coolwarm", SERVICE: Colormap = "turbo";
+/** The colour map that a look means for a map. */
+export const colormapOf = (look: Look, signed: boolean) => look.colormap || (signed ? USUAL_SIGNED : USUAL);
+/** The threshold of a contour for which none is chosen. */
+export const CONTOUR = 0.5;
 
 /** Draws a heat in its colours, transparent where nothing is to be seen of it. */
 export function paint(heat: Heat, look: Look, image: ImageData): void {
@@ -57,7 +61,7 @@ export function paint(heat: Heat, look: Look, image: ImageData): void {
 /** Draws lines around what is at or above the threshold. */
 function outline(heat: Heat, look: Look, image: ImageData): void {
   const { width, height } = image;
-  const least = Math.max(look.threshold || 0.5, 1 / 255);
+  const least = Math.max(look.threshold || CONTOUR, 1 / 255);
   const isHot = (x: number, y: number) => {
     if (x < 0 || y < 0 || x >= width || y >= height) return false;
     const shade = heat.gray[y * width + x]!;

@@ -1,6 +1,6 @@
 // How the map is made, and how it is drawn.
 
-import { colormaps, levelOf, type Look, type View } from "./colours";
+import { USUAL, USUAL_SIGNED, colormaps, levelOf, type Look, type View } from "./colours";
 import { answer, answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
 import { words } from "./words";
 
@@ -94,7 +94,7 @@ export function Looks() {
       onChange={(event) => show({ bright: event.currentTarget.checked })} /> {words.bright}</label>
     <label>{words.colours} <select id="colours" value={colormap}
       onChange={(event) => show({ colormap: event.currentTarget.value as Look["colormap"] })}>
-      <option value="">turbo, coolwarm</option>
+      <option value="">{USUAL}, {USUAL_SIGNED}</option>
       {colormaps.map((name) => <option key={name} value={name}>{name}</option>)}
     </select></label>
   </div>;

@@ -3,7 +3,8 @@
 import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { Box, LabelledClass } from "./api";
-import { colormapOf, paint, table, type Look } from "./colours";
+import { paint, type Look } from "./colours";
+import { Legend } from "./legend";
 import type { Picture } from "./photos";
 import { Mark, MarkButton, MarkShare } from "./mark";
 import { place, type Heat } from "./smallmap";
@@ -49,21 +50,6 @@ export function draw(canvas: HTMLCanvasElement, picture: Picture, heat: Heat | n
   const layer = new OffscreenCanvas(width, height);
   layer.getContext("2d")!.putImageData(image, 0, 0);
   context.drawImage(layer, 0, 0);
-}
-
-function ColourBar({ look, signed }: { look: Look; signed: boolean }) {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const name = colormapOf(look, signed);
-  useEffect(() => {
-    const image = new ImageData(256, 1), colours = table(name);
-    for (let n = 0; n < 256; n++) image.data.set([...colours.slice(3 * n, 3 * n + 3), 255], 4 * n);
-    canvas.current?.getContext("2d")?.putImageData(image, 0, 0);
-  }, [name]);
-  return <p class="bar">
-    <span>{signed ? words.against_ : words.low}</span>
-    <canvas ref={canvas} width={256} height={1} aria-hidden="true" />
-    <span>{signed ? words.for : words.high}</span>
-  </p>;
 }
 
 /** What is shown, in one sentence. */
@@ -124,7 +110,7 @@ export function Stage() {
       <Mark picture={now} />
     </div>
     <figcaption>
-      {made && <ColourBar look={view} signed={Boolean(made.explanation.signed)} />}
+      {made && <Legend look={view} made={made} />}
       <button type="button" class="quiet" onPointerDown={() => { original.value = true; }}
         onPointerUp={() => { original.value = false; }}
         onPointerLeave={() => { original.value = false; }}>{words.original}</button>

@@ -79,10 +79,11 @@ def served(
     verb: str = "explain",
     **parameters: str,
 ) -> Pixels:
-    """What the service draws, with an opacity that follows the heat as on the page."""
+    """What the service draws, with an opacity that follows the heat and colours as on the page."""
+    colours = "coolwarm" if "signed" in parameters else "inferno"
     answer = httpx2.post(
         f"{address}/v1/models/{model}:{verb}",
-        params={"opacity": "heat", **parameters},
+        params={"opacity": "heat", "colormap": colours, **parameters},
         content=photo,
         headers={"Content-Type": "image/png", "Accept": "image/png"},
         timeout=60,

@@ -269,7 +269,9 @@ def test_what_is_painted_is_a_segmenter_s_mask(wide: Page, several: str, cat: by
     assert mask[int(0.3 * height), int(0.3 * width)]
     assert not mask[int(0.3 * height), int(0.6 * width)]
     with Client(several, model="segmenter") as client:
-        theirs = client.explain(cat, fit="auto", target=target, output="overlay", opacity="heat")
+        theirs = client.explain(
+            cat, fit="auto", target=target, output="overlay", opacity="heat", colormap="inferno"
+        )
     assert is_alike(drawn(wide), pixels_of(theirs.overlay))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from io import BytesIO
@@ -314,6 +315,71 @@ def test_a_map_is_judged_beside_maps_that_know_nothing(page: Page, cat: bytes) -
     assert scores.locator("polyline").count() == 2
     page.locator("#classes button").nth(1).click()
     expect(scores).to_have_count(0)  # they were another map's
+
+
+def test_the_legend_says_what_the_numbers_mean(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    legend, ticks = page.locator("#legend"), page.locator(".ticks span")
+    expect(ticks).to_have_text(["0", "0.5", "1"])
+    expect(legend).to_have_text(
+        "0 is the map's minimum, 1 its maximum: the higher, the more a place speaks for "
+        "“Egyptian cat”."
+    )
+    page.locator("#bright").check()
+    expect(legend).to_contain_text("1 its 99th percentile")
+    page.locator("#bright").uncheck()
+    page.get_by_label("Evidence for and against").check()
+    expect(ticks).to_have_text(["−1", "0", "1"])
+    expect(legend).to_contain_text("1 speaks most for “Egyptian cat”, −1 most against it")
+    page.get_by_label("Evidence for and against").uncheck()
+    page.get_by_label("What speaks against it").check()
+    expect(legend).to_contain_text("speaks against “Egyptian cat”")
+    page.get_by_role("button", name="Contour").click()
+    expect(legend).to_contain_text("The lines enclose what is at least 0.5")
+    expect(ticks).to_have_count(0)
+    page.get_by_role("button", name="Photo", exact=True).click()
+    expect(legend).to_have_count(0)
+
+
+def test_neutral_places_of_a_signed_map_are_as_the_photo_is(
+    page: Page, address: str, cat: bytes
+) -> None:
+    take(page, cat)
+    explained(page)
+    page.get_by_label("Evidence for and against").check()
+    page.locator("#search").fill("espresso")  # the photo speaks for it, against it, and neither
+    page.get_by_role("button", name="espresso", exact=True).click()
+    expect(page.locator("#told")).to_contain_text("espresso")
+    explained(page)
+    asked = {"fit": "squash", "output": "mask", "signed": "true", "target": "967"}
+    gray = served(address, cat, **asked)[..., 0]
+    changed = np.abs(drawn(page) - pixels_of(cat)).max(2)
+    neutral, strong = np.abs(gray - 127.5) < 2, np.abs(gray - 127.5) > 100
+    assert neutral.sum() > 1000
+    assert changed[neutral].max() <= 4
+    assert np.median(changed[strong]) > 30
+
+
+@pytest.mark.parametrize("view", ["overlay", "heat", "contour"])
+def test_the_code_names_the_colours_where_the_service_has_others(
+    page: Page, address: str, cat: bytes, view: str
+) -> None:
+    page.goto("about:blank")
+    page.goto(f"{address}/#view={view}")
+    take(page, cat)
+    explained(page)
+    code = page.locator("#code").inner_text()
+    assert ("colormap=inferno" in code) == (view != "contour")
+    sent = httpx2.post(
+        (re.search("'(http[^']+)'", code) or [""])[1],
+        content=cat,
+        headers={"Content-Type": "image/png", "Accept": "image/png"},
+    )
+    if view != "contour":  # the service's lines have other pixels
+        assert is_alike(drawn(page), pixels_of(sent.content))
+    page.locator("#colours").select_option("turbo")
+    expect(page.locator("#code")).not_to_contain_text("colormap")
 
 
 @pytest.mark.parametrize("language", ["curl", "Python"])
