@@ -14,17 +14,16 @@ import { TakeAlong } from "./takealong";
 import { Prompt } from "./prompt";
 import { Tour, go } from "./tour";
 import { Work } from "./work";
+import { textOf } from "./api";
 import { levelOf, type View } from "./colours";
 import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, leftOut, look, method, model, note, photo, problem,
-  remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
+  remove, room, select, serves, show, shown, step, strip, takeExample, useKey } from "./view";
 import { words } from "./words";
 
 const files = (list: FileList | null | undefined) => { if (list?.length) void add([...list]); };
 
-async function sample(name: string): Promise<void> {
-  const blob = await (await fetch(`studio/${name}.jpg`)).blob();
-  await add([new File([blob], `${name}.jpg`, { type: "image/jpeg" })]);
-}
+const sample = (name: string) =>
+  takeExample(name).catch((error: unknown) => { problem.value = textOf(error); });
 
 function Chooser() {
   return <div class="row">

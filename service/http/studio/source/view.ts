@@ -100,13 +100,15 @@ export const choose = (part: Partial<Choice>) => batch(() => {
 export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...part }; };
 
 let linked = start.get("photo");
+/** The names of the page's own examples by their digests: a link names them, and opens anywhere. */
+const examples = new Map<string, string>();
 
 effect(() => {  // the address follows the view
   const { model, method, layer, fit, target, minus, text, minusText, against, signed, unit, box } = choice.value;
   const { view, opacity, threshold, colormap, bright } = look.value;
   const { question, answer: given, method: by } = query.value;
   const entries: [string, string | number | undefined | false][] = [
-    ["photo", current.value ?? linked ?? undefined], ["model", model], ["method", method],
+    ["photo", examples.get(current.value ?? "") ?? current.value ?? linked ?? undefined], ["model", model], ["method", method],
     ["layer", layer], ["fit", fit], ["target", target], ["minus", minus],
     ["text", text], ["minus_text", text && minusText],
     ["against", against && 1], ["signed", signed && 1], ["unit", unit], ["box", box], ["view", view], ["opacity", opacity],
@@ -379,6 +381,14 @@ export async function add(files: Iterable<File>): Promise<void> {
   }
 }
 
+/** Takes one of the page's own examples. */
+export async function takeExample(name: string): Promise<void> {
+  const photo = await api.blob(`studio/${name}.jpg`, "image/jpeg"), digest = await photos.digestOf(photo);
+  examples.set(digest, name);
+  if (linked === name) linked = digest;
+  await add([new File([photo], `${name}.jpg`, { type: "image/jpeg" })]);
+}
+
 export function remove(digest: string, refused = false): void {
   const at = strip.value.findIndex((each) => each.digest === digest);
   const left = strip.value.filter((each) => each.digest !== digest);
@@ -438,8 +448,10 @@ export async function begin(): Promise<void> {
     await chooseModel();
     if (!addresses.value) void api.addresses().then((all) => { addresses.value = all; }, () => undefined);
     if (linked && !current.value) {
-      const file = await photos.kept(linked);
-      if (file) await add([file]);
+      const example = keys(words.sampleNames).find((name) => name === linked);
+      const file = example ? null : await photos.kept(linked);
+      if (example) await takeExample(example);
+      else if (file) await add([file]);
       else note.value = words.missingPhoto;
     }
   } catch (error) {

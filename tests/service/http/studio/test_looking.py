@@ -256,13 +256,56 @@ def test_a_link_brings_the_view_back(page: Page, address: str, cat: bytes) -> No
     expect(page.locator("#note")).to_contain_text("Open the same file")
 
 
+def test_a_link_to_an_example_opens_in_a_browser_that_never_saw_it(
+    browser: Browser, page: Page
+) -> None:
+    page.get_by_role("button", name="a cup of coffee").click()
+    explained(page)
+    page.locator("#classes button").nth(1).click()
+    page.wait_for_function("() => location.hash.includes('target=')")
+    explained(page)
+    before = drawn(page)
+    assert state(page)["photo"] == "coffee"
+    with browser.new_context().new_page() as other:  # with a storage of its own
+        other.set_default_timeout(READY)
+        other.goto(page.url)
+        explained(other)
+        expect(other.locator("#classes button").nth(1)).to_have_attribute("aria-pressed", "true")
+        expect(other.locator("#note")).to_be_hidden()
+        assert np.abs(drawn(other) - before).max() <= 1
+        assert state(other) == state(page)
+
+
+def test_an_example_that_cannot_be_fetched_is_told(page: Page) -> None:
+    page.route("**/studio/cat.jpg", lambda route: route.abort())
+    page.get_by_role("button", name="a cat").click()
+    expect(page.locator("#problem")).to_have_text("The service does not answer.")
+
+
+@pytest.mark.parametrize("page_says", ["<html>", "", "{"])
+def test_what_is_no_answer_is_told_in_a_sentence(page: Page, cat: bytes, page_says: str) -> None:
+    """As from a proxy in between: no message of JavaScript reaches the reader."""
+    page.route("**/v1/models/*:explain**", lambda route: route.fulfill(body=page_says))
+    take(page, cat)
+    expect(page.locator("#problem")).to_have_text(
+        "photo.png: The page could not read what the service answered."
+    )
+    page.unroute("**/v1/models/*:explain**")
+    page.route("**/v1/models/*:explain**", lambda route: route.fulfill(status=500, body=page_says))
+    page.locator("#method").select_option("layercam")
+    expect(page.locator("#problem")).to_have_text(
+        "photo.png: The service answered with status 500, and gave no reason."
+    )
+    expect(page.locator(".thumbnail")).to_have_count(1)
+
+
 @pytest.mark.parametrize("word", ["__proto__", "constructor", "unheard-of"])
 def test_a_link_may_say_anything(page: Page, address: str, cat: bytes, word: str) -> None:
     """What is not known is the default, names that every object of JavaScript has included."""
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto("about:blank")
-    page.goto(f"{address}/#colours={word}&view={word}&word_method={word}")
+    page.goto(f"{address}/#photo={word}&colours={word}&view={word}&word_method={word}")
     take(page, cat)
     explained(page)
     assert np.ptp(drawn(page)) > 0
