@@ -12,7 +12,7 @@ import { Looks, Settings, setMethod, stepLayer } from "./settings";
 import { Stage } from "./stage";
 import { TakeAlong } from "./takealong";
 import { Prompt } from "./prompt";
-import { Tour, go } from "./tour";
+import { Tour, go, tour } from "./tour";
 import { Work } from "./work";
 import { textOf } from "./api";
 import { levelOf, type View } from "./colours";
@@ -197,7 +197,7 @@ export function App() {
     <div role="alert" id="problem" class="card problem" hidden={!told.length}>
       {told.map((each, at) => <p key={at}>{each}</p>)}</div>
     <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
-    {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""}>
+    {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""} data-tour={tour.value || undefined}>
       <div class="left">
         {!asks && guided && <Tour />}
         {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>

@@ -293,3 +293,54 @@ def test_the_tour_explains_on_the_page_in_five_steps(page: Page, cat: bytes) -> 
     expect(page.locator("#scores")).to_contain_text("deletion", timeout=4 * READY)
     page.locator("#next").click()
     expect(step).to_have_count(0)
+
+
+PLACES = {
+    "capture": "section:has(#inside-heading)",
+    "gradient": "section:has(#inside-heading)",
+    "sum": ".stage",
+    "place": ".stage",
+    "judge": "section:has(#judge-heading)",
+}
+"""What each step of the tour speaks of."""
+OUTLINED = """
+selector => {
+  const card = document.querySelector(".tour").getBoundingClientRect();
+  const place = document.querySelector(selector), { top } = place.getBoundingClientRect();
+  const others = [...document.querySelectorAll("main section, main .stage")];
+  others.splice(others.indexOf(place), 1);
+  const isOutlined = (each) => getComputedStyle(each).outlineStyle === "solid";
+  return isOutlined(place) && !others.some(isOutlined)
+    && card.top >= 0 && card.bottom < innerHeight && top >= 0 && top < innerHeight - 40
+    && (top >= card.bottom || place.getBoundingClientRect().left >= card.right);
+}
+"""
+"""Whether the place alone is marked, and stands in the window with the tour's card."""
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 800)])
+def test_the_tour_shows_what_it_speaks_of_and_leaves_the_focus(
+    page: Page, cat: bytes, width: int, height: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(reduced_motion="reduce")
+    take(page, cat)
+    explained(page)
+    page.locator("#tour").focus()
+    page.keyboard.press("Enter")
+    for number, (title, selector) in enumerate(PLACES.items()):
+        expect(page.locator(".tour")).to_contain_text(f"{number + 1} of 5: {title}")
+        page.wait_for_function(OUTLINED, arg=selector)
+        expect(page.locator("#next" if number else "#tour")).to_be_focused()
+        page.locator("#next").focus()
+        if number < 4:
+            page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    expect(page.locator(".tour")).to_have_count(0)
+    expect(page.locator("#tour")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.locator("#next").click()
+    page.get_by_role("button", name="Back", exact=True).press("Enter")
+    expect(page.locator("#next")).to_be_focused()
+    page.get_by_role("button", name="End the tour").click()
+    assert page.locator("main[data-tour]").count() == 0
