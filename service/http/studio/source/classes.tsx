@@ -99,7 +99,7 @@ export function Classes() {
     {now.kind === "classes" && all.length > 0 && <div class="row">
       <label>{words.contrast} <select id="minus" title={words.contrastHint} value={minus ?? ""}
         onChange={({ currentTarget: { value } }) => {
-          choose({ minus: value === "" ? undefined : Number(value), target: target ?? explained });
+          choose({ text: undefined, minusText: undefined, minus: value === "" ? undefined : Number(value), target: target ?? explained });
         }}>
         <option value="">{words.contrastNone}</option>
         {minus !== undefined && !all.some(({ index }) => index === minus) &&

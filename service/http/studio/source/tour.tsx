@@ -24,6 +24,8 @@ const ACTIONS: (() => void)[] = [
 
 /** Pixels between the card and what it speaks of. */
 const GAP = 16;
+/** What a reader does who looks elsewhere. */
+const MOVES = ["wheel", "touchmove", "keydown", "pointerdown"];
 let acted = 0;
 
 export function go(step: number): void {
@@ -50,9 +52,20 @@ export function Tour() {
   const card = useRef<HTMLElement>(null);
   useEffect(() => {  // what it speaks of stands below the card, which stays in sight; the focus stays where it is
     const place = ready && document.querySelector<HTMLElement>(PLACES[at - 1]!);
-    if (!place) return;
-    place.style.scrollMarginTop = `${(card.current?.offsetHeight ?? 0) + GAP}px`;
-    place.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    if (!place) return undefined;
+    const behavior = matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth";
+    // Also when it grows, because what the step asks for has come; but not once the reader moves the page.
+    const grown = new ResizeObserver(() => {
+      place.style.scrollMarginTop = `${(card.current?.offsetHeight ?? 0) + GAP}px`;
+      place.scrollIntoView({ block: "start", behavior });
+    });
+    const leaveAlone = () => grown.disconnect();
+    grown.observe(place);
+    for (const name of MOVES) addEventListener(name, leaveAlone, { once: true, passive: true });
+    return () => {
+      grown.disconnect();
+      for (const name of MOVES) removeEventListener(name, leaveAlone);
+    };
   }, [at, ready]);
   if (!step || !photo.value || !shown.value) return null;
   const last = words.tourSteps.length, [title, text] = step;

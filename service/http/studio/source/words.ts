@@ -53,17 +53,17 @@ export const words = {
   brightHint: "Scale the map by its 99th percentile: a few pixels do not leave the others dark.",
   colours: "Colours",
   original: "Hold to see the photo",
-  scale: (bright: boolean) => bright ? "its 99th percentile" : "its maximum",
+  scale: (bright: boolean) => bright ? "99th percentile" : "maximum",
   targetNamed: (label: string, minus: string | undefined) => `“${label}”${minus ? ` and not “${minus}”` : ""}`,
   unitNamed: (unit: string) => `channel ${unit.replace("@", " of ")}`,
   unsignedScale: (what: string, most: string, against: boolean) =>
-    `0 is the map's minimum, 1 ${most}: the higher, the more a place speaks ${against ? "against" : "for"} ${what}.`,
+    `0 is the map's minimum, 1 its ${most}: the higher, the more a place speaks ${against ? "against" : "for"} ${what}.`,
   signedScale: (what: string, most: string) =>
-    `In shares of the map's largest value (${most}): 1 speaks most for ${what}, −1 most against it, and 0 for neither.`,
+    `In shares of the map's ${most}: 1 speaks most for ${what}, −1 most against it, and 0 for neither.`,
   blindScale: (most: string) =>
-    `0 is the map's minimum, 1 ${most}: the higher, the stronger the response of the layer, whatever the class.`,
+    `0 is the map's minimum, 1 its ${most}: the higher, the stronger the response of the layer, whatever the class.`,
   contourOf: (threshold: string, most: string) =>
-    `The lines enclose what is at least ${threshold}, where 0 is the map's minimum and 1 ${most}.`,
+    `The lines enclose what is at least ${threshold}, where 0 is the map's minimum and 1 its ${most}.`,
   seen: "The dashed frame is what the model saw.",
   compare: "Compare methods",
   compareNow: "Fill the grid",
