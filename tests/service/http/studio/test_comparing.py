@@ -85,8 +85,9 @@ def test_maps_of_pixels_are_bright_and_the_service_s(page: Page, address: str, c
     page.locator("#method").select_option("guidedbackprop")
     expect(page.locator("#time")).to_contain_text("guidedbackprop at")
     expect(page.locator("#bright")).to_be_checked()
+    page.locator("#colours").select_option("turbo")  # two neighbours of inferno differ by up to 5
     bright = drawn(page)
-    asked = {"method": "guidedbackprop", "fit": "squash", "output": "overlay"}
+    asked = {"method": "guidedbackprop", "fit": "squash", "output": "overlay", "colormap": "turbo"}
     assert is_alike(bright, served(address, cat, normalize="percentile", **asked))
     page.locator("#bright").uncheck()
     assert is_alike(drawn(page), served(address, cat, **asked))
