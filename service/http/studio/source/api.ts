@@ -23,7 +23,7 @@ export interface Model {
   /** Whether a target may be a text. */
   takes_text: boolean;
 }
-export interface Layer { name: string; grid?: [number, number]; explainable: boolean }
+export interface Layer { name: string; grid?: [number, number]; explainable: boolean; default: boolean }
 export interface Explanation {
   target: LabelledClass & { box?: Box; minus?: LabelledClass; against?: true; score?: number; text?: string;
     minus_text?: string };
@@ -63,15 +63,16 @@ export const textOf = (error: unknown) => error instanceof Refused ? error.messa
 
 const TRIES = 8, LONGEST = 10;
 
-/** Asks again while the service is busy, as long as it says; for what fills in while one looks. */
-export async function patiently<T>(ask: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-  for (let left = TRIES; ; left--) {
+/** Asks again while the service is busy, as long as it says; for what fills in while one looks. Without an end
+ * to the tries, it waits as long as the service says. */
+export async function patiently<T>(ask: () => Promise<T>, signal?: AbortSignal, tries = TRIES): Promise<T> {
+  for (let left = tries; ; left--) {
     try {
       return await ask();
     } catch (error) {
       const busy = error instanceof Refused && [429, 503].includes(error.status);
       if (!busy || !left || signal?.aborted) throw error;
-      const wait = Math.min(error.retryAfter, LONGEST) * 1000;
+      const wait = Math.min(error.retryAfter, tries === Infinity ? tries : LONGEST) * 1000;
       await new Promise((resolve) => { setTimeout(resolve, wait); });
       if (signal?.aborted) throw error;
     }

@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { patiently, textOf, type Method } from "./api";
+import { patiently, textOf, type Layer, type Method } from "./api";
 import { spearman } from "./smallmap";
 import { draw, heatOn, smaller } from "./stage";
 import { choice, choose, explained, look, method, methodNamed, model, photo, picture, shown, usable,
@@ -11,12 +11,16 @@ import { setMethod } from "./settings";
 import type { Picture } from "./photos";
 import { words } from "./words";
 
-const AT_ONCE = 3, MOST_LAYERS = 5, SAMPLES = 56;
+/** How many requests are made at once: few, so that the grid alone never fills the service's queue. */
+const AT_ONCE = 2;
+const MOST_LAYERS = 5, MOST_CELLS = 40, SAMPLES = 56, SMALL = 400;
 type Cell = { method: string; layer: string; shown?: Shown; problem?: string; busy?: boolean };
 
 export const cells = signal<Cell[] | null>(null);
-/** The layers of the grid's columns; one if they are not compared. */
-const columns = signal(1);
+/** The layers of the grid's columns; none if layers are not compared. */
+const columns = signal<Layer[]>([]);
+/** The methods that are compared at layers, and the first of those that are shown. */
+const rows = signal<string[]>([]), first = signal(0);
 let filling = new AbortController();
 
 const isQuick = ({ cost }: Method) => !cost.startsWith("N");
@@ -45,27 +49,54 @@ async function compute(cell: Cell, asked: Choice): Promise<void> {
   try {
     const signed = asked.signed && Boolean(methodNamed(method)?.signed);
     put(cell, { shown: await patiently(
-      () => explained({ ...asked, method, layer, signed }, of, signal), signal) });
+      () => explained({ ...asked, method, layer, signed }, of, signal), signal, Infinity) });
   } catch (error) {
     if (!signal.aborted) put(cell, { problem: textOf(error) });
   }
 }
 
-/** The last layer of each resolution, from the finest to the coarsest, at most five. */
-function depths(): string[] {
-  const last = new Map(usable.value.map(({ grid, name }) => [grid!.join(), name]));
-  return [...last.values()].slice(-MOST_LAYERS);
+/** At most so many of a list, evenly spaced; the last is one of them. */
+function spread<T>(all: T[], most: number): T[] {
+  const count = Math.min(all.length, most);
+  return Array.from({ length: count }, (_, n) => all[Math.round(((n + 1) * all.length) / count) - 1]!);
 }
 
-/** Fills the grid with the maps of all methods of a few passes. */
-export async function compare(several = false): Promise<void> {
-  const asked = choice.value, layers = several ? depths() : [asked.layer];
-  const methods = (model.value?.methods ?? []).filter((each) =>
+/** The network's stages: of each resolution the end of its last block, which is the last layer with the fewest
+ * dots in its name. The layers before it in a block that halves the resolution are no ends: their maps are noise.
+ * The model's default layer stands for its own resolution. A network of one resolution has no stages; then there
+ * are some of its blocks. */
+export function stages(): Layer[] {
+  const all = usable.value;
+  const dots = ({ name }: Layer) => name.split(".").length;
+  // A block has modules that have modules: the stem of a network, a convolution or a normalisation has none.
+  const blocks = all.filter((layer) => all.some((each) =>
+    each.name.startsWith(`${layer.name}.`) && dots(each) > dots(layer) + 1));
+  const ends = new Map<string, Layer>();
+  for (const layer of blocks.length ? blocks : all) {
+    const grid = layer.grid!.join(), before = ends.get(grid);
+    if (!before || dots(layer) <= dots(before)) ends.set(grid, layer);
+  }
+  const standard = all.find(({ default: is }) => is);
+  if (standard) ends.set(standard.grid!.join(), standard);
+  const found = all.filter((layer) => ends.get(layer.grid!.join()) === layer);
+  if (found.length > 1) return found.slice(-MOST_LAYERS);
+  const numbered = blocks.filter(({ name }) => /\.\d+$/.test(name)), parent = (name: string) => name.slice(0, name.lastIndexOf("."));
+  const largest = numbered.map(({ name }) => numbered.filter((each) => parent(each.name) === parent(name)))
+    .reduce((most, each) => each.length > most.length ? each : most, []);
+  return largest.length > 1 ? spread(largest, MOST_LAYERS) : found;
+}
+
+/** Fills the grid with the maps of all methods of a few passes; with those of some methods at each stage. */
+export async function compare(several = false, from = 0): Promise<void> {
+  const asked = choice.value, layers = several ? stages() : [];
+  let methods = (model.value?.methods ?? []).filter((each) =>
     each.available && (!several || (isQuick(each) && each.at === "layer")));
+  [columns.value, rows.value, first.value] = [layers, methods.map(({ name }) => name), from];
+  if (several) methods = methods.slice(from, from + rowsAtOnce());
   filling.abort();
   filling = new AbortController();
-  columns.value = layers.length;
-  cells.value = methods.flatMap(({ name }) => layers.map((layer) => ({ method: name, layer })));
+  const names = several ? layers.map(({ name }) => name) : [asked.layer];
+  cells.value = methods.flatMap(({ name }) => names.map((layer) => ({ method: name, layer })));
   const left = cells.value.filter((cell) => isQuick(methodNamed(cell.method)!));
   const work = async () => {
     for (let next = left.shift(); next; next = left.shift()) await compute(next, asked);
@@ -73,46 +104,73 @@ export async function compare(several = false): Promise<void> {
   await Promise.all(Array.from({ length: AT_ONCE }, work));
 }
 
-function Small({ made }: { made: Shown }) {
+const rowsAtOnce = () => Math.max(Math.floor(MOST_CELLS / Math.max(columns.value.length, 1)), 1);
+
+function Small({ made, label }: { made: Shown; label: string }) {
   const canvas = useRef<HTMLCanvasElement>(null), now = picture.value, view = look.value;
   useEffect(() => {
-    if (canvas.current && now) draw(canvas.current, now, heatOn(now, made), view);
+    if (!canvas.current || !now) return;
+    const small = smaller(now, SMALL);
+    draw(canvas.current, now, heatOn(small, made), view, small);
   }, [now, made, view]);
-  return <canvas ref={canvas} aria-hidden="true" />;
+  return <canvas ref={canvas} data-caption={label} aria-hidden="true" />;
 }
 
-function CellView({ cell }: { cell: Cell }) {
+/** A map of the grid; in a table the heads of its row and column say what it is. */
+function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   const { method: name, layer, shown: made, problem, busy } = cell, now = shown.value, on = picture.value;
-  const told = methodNamed(name), of = columns.value > 1 ? `${name} · ${layer}` : name;
-  const chosen = method.value?.name === name && (columns.value === 1 || choice.value.layer === layer);
+  const told = methodNamed(name), of = bare ? `${name} · ${layer}` : name;
+  const chosen = method.value?.name === name && (!bare || now?.explanation.layer === layer);
   const alike = made && now && on && !chosen ? agreement(made, now, on) : NaN;
-  return <li class={busy ? "busy" : ""}>
-    {made
-      ? <button type="button" class="map" aria-pressed={chosen}
-          onClick={() => { setMethod(name); if (columns.value > 1) choose({ layer }); }}>
-          <Small made={made} />
-          <span>{of}{!Number.isNaN(alike) && <small> {words.together(alike.toFixed(2))}</small>}</span>
-        </button>
-      : <div class="map empty">
-          {problem ? <small title={problem}>{problem}</small> : busy ? <small>{words.waiting}</small>
-            : <button type="button" onClick={() => void compute(cell, choice.value)}>
-              {words.compute(told?.budget ? `${told.budget} passes` : told?.cost ?? "")}</button>}
-          <span>{of}</span>
-        </div>}
-  </li>;
+  const agrees = Number.isNaN(alike) ? "" : words.together(alike.toFixed(2));
+  if (made) {
+    return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}
+      onClick={() => { setMethod(name); if (bare) choose({ layer }); }}>
+      <Small made={made} label={`${of} ${agrees}`} />
+      <span>{!bare && of}{agrees && <small> {agrees}</small>}</span>
+    </button>;
+  }
+  return <div class="map empty">
+    {problem ? <small title={problem}>{problem}</small> : busy || bare ? <small>{busy && words.waiting}</small>
+      : <button type="button" onClick={() => void compute(cell, choice.value)}>
+        {words.compute(told?.budget ? `${told.budget} passes` : told?.cost ?? "")}</button>}
+    {!bare && <span>{of}</span>}
+  </div>;
+}
+
+function Table({ all }: { all: Cell[] }) {
+  const methods = [...new Set(all.map((cell) => cell.method))], count = rows.value.length;
+  const to = (from: number) => () => void compare(true, from);
+  return <>
+    <div class="wide"><table class="grid-table">
+      <thead><tr><td />{columns.value.map(({ name, grid }) =>
+        <th key={name} scope="col">{name}<br /><small>{grid!.join(" × ")}</small></th>)}</tr></thead>
+      <tbody>{methods.map((method) => <tr key={method}>
+        <th scope="row">{method}</th>
+        {all.filter((cell) => cell.method === method).map((cell) =>
+          <td key={cell.layer} class={cell.busy ? "busy" : ""}><CellView cell={cell} bare /></td>)}
+      </tr>)}</tbody>
+    </table></div>
+    {count > methods.length && <p class="row">
+      <button type="button" id="rows-before" disabled={first.value === 0}
+        onClick={to(Math.max(first.value - rowsAtOnce(), 0))}>{words.rowsBefore}</button>
+      <span class="soft">{words.rowsShown(first.value + 1, first.value + methods.length, count)}</span>
+      <button type="button" id="rows-after" disabled={first.value + methods.length >= count}
+        onClick={to(first.value + methods.length)}>{words.rowsAfter}</button>
+    </p>}
+  </>;
 }
 
 export function Comparison() {
   if (!photo.value || !model.value) return null;
-  const style = columns.value > 1 ? { gridTemplateColumns: `repeat(${columns.value}, minmax(0, 1fr))` } : {};
   return <section class="card later" aria-labelledby="compare-heading">
     <h2 id="compare-heading">{words.compare}</h2>
     <p class="row"><button type="button" id="compare" onClick={() => void compare()}>
       {words.compareNow}</button>
       <button type="button" id="compare-layers" onClick={() => void compare(true)}>
         {words.compareLayers}</button> <span class="soft">{words.compareHint}</span></p>
-    {cells.value && <ul class="grid" style={style}>
-      {cells.value.map((cell) => <CellView key={`${cell.method} ${cell.layer}`} cell={cell} />)}
-    </ul>}
+    {cells.value && (columns.value.length ? <Table all={cells.value} /> : <ul class="grid">
+      {cells.value.map((cell) => <li key={cell.method} class={cell.busy ? "busy" : ""}><CellView cell={cell} /></li>)}
+    </ul>)}
   </section>;
 }

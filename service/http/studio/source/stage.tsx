@@ -38,12 +38,12 @@ export function heatOn(picture: Sized, made: Shown): Heat {
     Boolean(explanation.signed), isBright(explanation.method));
 }
 
-/** Draws a photo and a map over it. */
-export function draw(canvas: HTMLCanvasElement, picture: Picture, heat: Heat | null, look: Look): void {
-  const { width, height } = picture.bitmap;
+/** Draws a photo and a map over it, at the picture's size or a smaller one. */
+export function draw(canvas: HTMLCanvasElement, picture: Picture, heat: Heat | null, look: Look,
+    { bitmap: { width, height } }: Sized = picture): void {
   if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
   const context = canvas.getContext("2d", { willReadFrequently: true })!;
-  context.drawImage(picture.bitmap, 0, 0);
+  context.drawImage(picture.bitmap, 0, 0, width, height);
   if (!heat || look.view === "photo") return;
   const image = new ImageData(width, height);
   paint(heat, look, image);

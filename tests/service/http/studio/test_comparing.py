@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from cam import spearman
 from service.client import Client
@@ -55,6 +55,18 @@ KEEP_FORM = """
   window.fetch = (path, init) => {
     if (init?.body instanceof FormData) window.sentTarget = init.body.get("target");
     return plain(path, init);
+  };
+}
+"""
+
+
+COUNT_REQUESTS = """
+() => {
+  const plain = window.fetch;
+  let now = window.mostAtOnce = 0;
+  window.fetch = async (path, init) => {
+    window.mostAtOnce = Math.max(window.mostAtOnce, ++now);
+    try { return await plain(path, init); } finally { now--; }
   };
 }
 """
@@ -109,18 +121,59 @@ def test_the_grid_says_how_alike_maps_are(page: Page, address: str, cat: bytes) 
         expect(cell).to_contain_text(f"agrees {spearman(one.map, other.map):.2f}")
 
 
-def test_methods_are_compared_at_several_layers(page: Page, cat: bytes) -> None:
+def test_methods_are_compared_at_the_network_s_stages(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
     page.locator("#compare-layers").click()
-    cells = page.locator(".grid li", has_text=re.compile(r"^gradcam ·"))
-    expect(cells).to_have_count(5)
-    expect(page.locator(".grid li", has_text="gradcam · bn2").locator("canvas")).to_be_visible()
-    cells.first.locator("button.map").click()
+    heads = page.locator(".grid-table thead th")
+    expect(heads).to_have_text(
+        ["blocks.0112 × 112", "blocks.156 × 56", "blocks.228 × 28", "blocks.414 × 14", "bn27 × 7"]
+    )
+    row = page.locator(".grid-table tr", has=page.get_by_role("rowheader", name="gradcam"))
+    row = row.filter(has=page.locator("th", has_text=re.compile("^gradcam$")))
+    expect(row.locator("canvas")).to_have_count(5)
+    expect(page.locator(".grid-table td > div, .grid-table td > button")).to_have_count(40)
+    row.locator("button.map").nth(3).click()
     explained(page)
-    assert state(page)["layer"] != "auto"
-    refused = page.locator(".grid li", has_text="cannot explain it").first
+    assert state(page)["layer"] == "blocks.4"
+    page.locator("#rows-after").click()
+    expect(page.get_by_text("Methods 9 to 16 of 16")).to_be_visible()
+    refused = page.locator(".grid-table td", has_text="cannot explain it").first
     expect(refused).to_be_visible()  # CAM needs the last layer, and says so
+    expect(page.locator("#rows-after")).to_be_disabled()
+
+
+def test_the_stages_of_a_resnet_are_its_four_layers(wide: Page, cat: bytes) -> None:
+    wide.locator("#model").select_option("resnet18")
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#compare-layers").click()
+    heads = wide.locator(".grid-table thead th")
+    expect(heads).to_have_text([re.compile(f"^layer{n}") for n in (1, 2, 3, 4)])
+
+
+def test_the_grid_waits_for_a_busy_service(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    refused = 0
+
+    def busy_at_first(route: Route) -> None:
+        nonlocal refused
+        refused += 1
+        if refused > 12:
+            route.continue_()
+            return
+        problem = {"title": "t", "status": 429, "detail": "too many wait", "error": ""}
+        headers = {"Retry-After": "1", "Content-Type": "application/problem+json"}
+        route.fulfill(status=429, body=json.dumps(problem), headers=headers)
+
+    page.evaluate(COUNT_REQUESTS)
+    page.route("**/v1/models/*:explain**", busy_at_first)
+    page.locator("#compare-layers").click()
+    expect(page.locator(".grid-table canvas")).to_have_count(40, timeout=4 * READY)
+    assert refused > 12
+    assert page.evaluate("window.mostAtOnce") == 2
+    expect(page.locator("#problem")).to_be_hidden()
 
 
 def test_two_models_stand_side_by_side_with_the_difference(

@@ -64,8 +64,10 @@ def test_why_a_tabby_and_no_tiger_cat(browser: Browser, address: str) -> None:
         shoot(page, "3-contrast")
         page.locator("#minus").select_option("")
         page.locator("#compare-layers").click()
-        page.wait_for_function("() => document.querySelectorAll('.grid canvas').length > 60")
-        expect(page.locator(".grid .busy")).to_have_count(0, timeout=4 * READY)
+        page.wait_for_function(
+            "() => document.querySelectorAll('.grid-table canvas').length === 40"
+        )
+        expect(page.locator(".grid-table .busy")).to_have_count(0, timeout=4 * READY)
         grid = page.locator("section", has=page.locator("#compare-layers"))
         grid.evaluate(
             "section => { section.style.cssText = 'max-height: 720px; overflow: hidden' }"
