@@ -7,6 +7,7 @@ import { agreement } from "./comparison";
 import * as photos from "./photos";
 import type { Picture } from "./photos";
 import { difference } from "./smallmap";
+import { Bar, SIGNED } from "./legend";
 import { draw, heatOn } from "./stage";
 import { NOTHING, beside, choice, explained, look, model, names, photo, picture, shown, strip,
   type Shown } from "./view";
@@ -55,6 +56,13 @@ const best = ({ prediction }: Shown) => {
   return first ? `${first.label ?? first.index} ${(first.probability ?? first.value ?? 0).toFixed(3)}` : "";
 };
 
+/** What a map is of, below it. */
+function Caption({ name, made }: { name: string; made: Shown }) {
+  const { target, method, layer } = made.explanation;
+  return <figcaption><span><strong>{name}</strong>: {target.label ?? target.index}
+    <br /><small>{layer ? words.methodAt(method, layer) : method}. {words.predicts(best(made))}</small></span></figcaption>;
+}
+
 export function Beside() {
   useSignalEffect(() => {
     const what = beside.value, ready = shown.value && picture.value;
@@ -71,7 +79,7 @@ export function Beside() {
   const photosLeft = strip.value.filter(({ digest }) => digest !== photo.value?.digest);
   if (!now || !mine || !on || (names.value.length < 2 && !photosLeft.length)) return null;
   const same = beside.value.startsWith("model:");
-  const both = that && same && that.picture === on;
+  const both = that && same && that.picture === on ? difference(heatOn(on, mine), heatOn(on, that.made)) : null;
   return <section class="card later" aria-labelledby="beside-heading">
     <h2 id="beside-heading">{words.beside}</h2>
     <select id="beside" aria-labelledby="beside-heading" value={beside.value}
@@ -84,15 +92,16 @@ export function Beside() {
     </select>
     {problem.value && <p class="warning">{problem.value}</p>}
     {that && <div class="pair">
+      <figure><Canvas id="mine" paint={(canvas) => draw(canvas, on, heatOn(on, mine), look.value)} />
+        <Caption name={same ? now.name : photo.value!.name} made={mine} /></figure>
       <figure><Canvas id="other" paint={(canvas) =>
         draw(canvas, that.picture, heatOn(that.picture, that.made), look.value)} />
-        <figcaption>{that.name}: {that.made.explanation.target.label ?? that.made.explanation.target.index}
-          <br /><small>{words.predicts(best(that.made))}</small></figcaption></figure>
-      {both && <figure><Canvas id="difference" paint={(canvas) => draw(canvas, on,
-        difference(heatOn(on, mine), heatOn(on, that.made)),
+        <Caption name={that.name} made={that.made} /></figure>
+      {both && <figure><Canvas id="difference" paint={(canvas) => draw(canvas, on, both,
         { ...look.value, view: "heat", colormap: "coolwarm", threshold: 0 })} />
-        <figcaption>{words.difference(now.name, that.name)}<br />
-          <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></figcaption></figure>}
+        <figcaption><Bar name="coolwarm" ticks={SIGNED} />
+          <span id="legend">{both.flat ? words.equal : words.difference(now.name, that.name)}<br />
+            <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></span></figcaption></figure>}
     </div>}
   </section>;
 }

@@ -1,12 +1,15 @@
 // What the colours of the map mean, with their numbers.
 
 import { useEffect, useRef } from "preact/hooks";
-import { CONTOUR, colormapOf, table, type Look } from "./colours";
+import { CONTOUR, colormapOf, table, type Colormap, type Look } from "./colours";
 import { choice, isBright, methodNamed, type Shown } from "./view";
 import { words } from "./words";
 
-function Bar({ look, signed }: { look: Look; signed: boolean }) {
-  const canvas = useRef<HTMLCanvasElement>(null), name = colormapOf(look, signed);
+export const SIGNED = ["−1", "0", "1"] as const;
+
+/** The colours of a map from its least to its most, with numbers. */
+export function Bar({ name, ticks }: { name: Colormap; ticks: readonly string[] }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
     const image = new ImageData(256, 1), colours = table(name);
     for (let n = 0; n < 256; n++) image.data.set([...colours.slice(3 * n, 3 * n + 3), 255], 4 * n);
@@ -14,8 +17,7 @@ function Bar({ look, signed }: { look: Look; signed: boolean }) {
   }, [name]);
   return <span class="bar">
     <canvas ref={canvas} width={256} height={1} aria-hidden="true" />
-    <span class="ticks">{(signed ? ["−1", "0", "1"] : ["0", "0.5", "1"]).map((tick) =>
-      <span key={tick}>{tick}</span>)}</span>
+    <span class="ticks">{ticks.map((tick) => <span key={tick}>{tick}</span>)}</span>
   </span>;
 }
 
@@ -35,7 +37,7 @@ export function Legend({ look, made }: { look: Look; made: Shown }) {
     : methodNamed(method)?.class_dependence === "none" ? words.blindScale(scale)
     : words.unsignedScale(what, scale, Boolean(against));
   return <div class="legend">
-    {look.view !== "contour" && <Bar look={look} signed={Boolean(signed)} />}
+    {look.view !== "contour" && <Bar name={colormapOf(look, Boolean(signed))} ticks={signed ? SIGNED : ["0", "0.5", "1"]} />}
     <span id="legend" class="soft">{sentence}</span>
   </div>;
 }

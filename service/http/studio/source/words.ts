@@ -180,7 +180,10 @@ export const words = {
   besideModel: (name: string) => `the model ${name}`,
   besidePhoto: (name: string) => `the photo ${name}`,
   predicts: (what: string) => `It sees ${what}.`,
-  difference: (one: string, other: string) => `Red: only ${one}. Blue: only ${other}.`,
+  difference: (one: string, other: string) =>
+    `1, red: hotter in ${one}. 0: equal. −1, blue: hotter in ${other}. Each map is scaled from 0 to 1.`,
+  equal: "Both maps are equal: the difference is 0 everywhere.",
+  methodAt: (method: string, layer: string) => `${method} at ${layer}`,
   film: (metric: string) => `The photo during ${metric}`,
   watch: (metric: string) => `Watch ${metric}`,
   play: "Play",

@@ -36,6 +36,10 @@ name = "efficientnet-lite0"
 source = "embedded:efficientnet-lite0"
 
 [[models]]
+name = "twin"
+source = "embedded:efficientnet-lite0"
+
+[[models]]
 name = "resnet18"
 source = "torchvision:resnet18"
 weights = "none"
@@ -185,6 +189,15 @@ def test_two_models_stand_side_by_side_with_the_difference(
     expect(wide.locator("#alike")).to_contain_text("agrees")
     theirs = served(several, cat, model="resnet18", fit="squash", output="overlay", layer="auto")
     assert is_alike(canvas(wide, "other"), theirs)
+    assert (canvas(wide, "mine") == drawn(wide)).all()
+    first, second = (wide.locator(".pair figcaption").nth(n) for n in (0, 1))
+    expect(first).to_contain_text("efficientnet-lite0: Egyptian cat")
+    expect(first).to_contain_text("gradcam at bn2")
+    expect(second).to_contain_text("resnet18: ")
+    expect(second).to_contain_text("gradcam at layer4")
+    legend = wide.locator("#legend")
+    expect(legend).to_contain_text("1, red: hotter in efficientnet-lite0. 0: equal.")
+    expect(legend).to_contain_text("−1, blue: hotter in resnet18.")
     one, other = (
         served(several, cat, model=model, fit="squash", output="mask")
         for model in ("efficientnet-lite0", "resnet18")
@@ -197,6 +210,18 @@ def test_two_models_stand_side_by_side_with_the_difference(
     wide.goto("about:blank")
     wide.goto(link)
     expect(wide.locator("#difference")).to_be_visible()
+
+
+def test_two_equal_maps_are_said_to_be_equal(wide: Page, cat: bytes) -> None:
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#beside").select_option("model:twin")
+    expect(wide.locator("#legend")).to_contain_text("Both maps are equal")
+    shown = canvas(wide, "difference")
+    assert np.ptp(shown.reshape(-1, 3), axis=0).max() == 0
+    wide.locator("#method").select_option("hirescam")
+    wide.locator("#layer").select_option("blocks.4")
+    expect(wide.locator("#legend")).to_contain_text("hotter in twin")
 
 
 def test_two_photos_stand_side_by_side(
