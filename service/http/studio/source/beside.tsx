@@ -11,8 +11,11 @@ import { Bar, SIGNED } from "./legend";
 import { draw, heatOn } from "./stage";
 import { NOTHING, beside, choice, explained, look, model, names, photo, picture, shown, strip,
   type Shown } from "./view";
+import { savePanel } from "./panel";
 import { words } from "./words";
 
+/** Both maps and their difference. */
+const PAIR = 3;
 const other = signal<{ made: Shown; picture: Picture; name: string } | null>(null);
 const problem = signal("");
 let asking = new AbortController();
@@ -45,10 +48,10 @@ async function explainOther(what: string, stop: AbortSignal): Promise<void> {
   else other.value = { made, picture: drawn, name: of.name };
 }
 
-function Canvas({ id, paint }: { id: string; paint: (canvas: HTMLCanvasElement) => void }) {
+function Canvas({ id, caption, paint }: { id: string; caption: string; paint: (canvas: HTMLCanvasElement) => void }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => { if (canvas.current) paint(canvas.current); });
-  return <canvas ref={canvas} id={id} />;
+  return <canvas ref={canvas} id={id} data-caption={caption} role="img" aria-label={caption} />;
 }
 
 const best = ({ prediction }: Shown) => {
@@ -56,14 +59,22 @@ const best = ({ prediction }: Shown) => {
   return first ? `${first.label ?? first.index} ${(first.probability ?? first.value ?? 0).toFixed(3)}` : "";
 };
 
-/** What a map is of, below it. */
-function Caption({ name, made }: { name: string; made: Shown }) {
-  const { target, method, layer } = made.explanation;
-  return <figcaption><span><strong>{name}</strong>: {target.label ?? target.index}
-    <br /><small>{layer ? words.methodAt(method, layer) : method}. {words.predicts(best(made))}</small></span></figcaption>;
+/** What a map is of. */
+function told({ explanation: { target, method, layer } }: Shown): [string, string] {
+  return [`${target.label ?? target.index}`, layer ? words.methodAt(method, layer) : method];
+}
+
+/** A map with what it is of below it. */
+function One({ id, name, on, made }: { id: string; name: string; on: Picture; made: Shown }) {
+  const [label, how] = told(made);
+  return <figure><Canvas id={id} caption={`${name}: ${label}; ${how}`}
+    paint={(canvas) => draw(canvas, on, heatOn(on, made), look.value)} />
+    <figcaption><span><strong>{name}</strong>: {label}
+      <br /><small>{how}. {words.predicts(best(made))}</small></span></figcaption></figure>;
 }
 
 export function Beside() {
+  const section = useRef<HTMLElement>(null);
   useSignalEffect(() => {
     const what = beside.value, ready = shown.value && picture.value;
     asking.abort();
@@ -80,7 +91,8 @@ export function Beside() {
   if (!now || !mine || !on || (names.value.length < 2 && !photosLeft.length)) return null;
   const same = beside.value.startsWith("model:");
   const both = that && same && that.picture === on ? difference(heatOn(on, mine), heatOn(on, that.made)) : null;
-  return <section class="card later" aria-labelledby="beside-heading">
+  const legend = both?.flat ? words.equal : words.difference(now.name, that?.name ?? "");
+  return <section ref={section} class="card later" aria-labelledby="beside-heading">
     <h2 id="beside-heading">{words.beside}</h2>
     <select id="beside" aria-labelledby="beside-heading" value={beside.value}
       onChange={(event) => { beside.value = event.currentTarget.value; }}>
@@ -92,16 +104,15 @@ export function Beside() {
     </select>
     {problem.value && <p class="warning">{problem.value}</p>}
     {that && <div class="pair">
-      <figure><Canvas id="mine" paint={(canvas) => draw(canvas, on, heatOn(on, mine), look.value)} />
-        <Caption name={same ? now.name : photo.value!.name} made={mine} /></figure>
-      <figure><Canvas id="other" paint={(canvas) =>
-        draw(canvas, that.picture, heatOn(that.picture, that.made), look.value)} />
-        <Caption name={that.name} made={that.made} /></figure>
-      {both && <figure><Canvas id="difference" paint={(canvas) => draw(canvas, on, both,
+      <One id="mine" name={same ? now.name : photo.value!.name} on={on} made={mine} />
+      <One id="other" name={that.name} on={that.picture} made={that.made} />
+      {both && <figure><Canvas id="difference" caption={legend} paint={(canvas) => draw(canvas, on, both,
         { ...look.value, view: "heat", colormap: "coolwarm", threshold: 0 })} />
         <figcaption><Bar name="coolwarm" ticks={SIGNED} />
-          <span id="legend">{both.flat ? words.equal : words.difference(now.name, that.name)}<br />
+          <span id="legend">{legend}<br />
             <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></span></figcaption></figure>}
     </div>}
+    {that && <p class="row"><button type="button" id="save-beside"
+      onClick={() => void savePanel(section.current!, "beside", PAIR)}>{words.panel}</button></p>}
   </section>;
 }

@@ -9,6 +9,7 @@ import { choice, choose, explained, look, method, methodNamed, model, photo, pic
   type Choice, type Shown } from "./view";
 import { setMethod } from "./settings";
 import type { Picture } from "./photos";
+import { savePanel } from "./panel";
 import { words } from "./words";
 
 /** How many requests are made at once: few, so that the grid alone never fills the service's queue. */
@@ -126,7 +127,7 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   if (made) {
     return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}
       onClick={() => { setMethod(name); if (bare) choose({ layer }); }}>
-      <Small made={made} label={`${of} ${agrees}`} />
+      <Small made={made} label={`${made.explanation.layer ? words.methodAt(name, made.explanation.layer) : name}${agrees && `, ${agrees}`}`} />
       <span>{!bare && of}{agrees && <small> {agrees}</small>}</span>
     </button>;
   }
@@ -162,8 +163,9 @@ function Table({ all }: { all: Cell[] }) {
 }
 
 export function Comparison() {
+  const section = useRef<HTMLElement>(null);
   if (!photo.value || !model.value) return null;
-  return <section class="card later" aria-labelledby="compare-heading">
+  return <section ref={section} class="card later" aria-labelledby="compare-heading">
     <h2 id="compare-heading">{words.compare}</h2>
     <p class="row"><button type="button" id="compare" onClick={() => void compare()}>
       {words.compareNow}</button>
@@ -172,5 +174,7 @@ export function Comparison() {
     {cells.value && (columns.value.length ? <Table all={cells.value} /> : <ul class="grid">
       {cells.value.map((cell) => <li key={cell.method} class={cell.busy ? "busy" : ""}><CellView cell={cell} /></li>)}
     </ul>)}
+    {cells.value?.some((cell) => cell.shown) && <p class="row"><button type="button" id="save-comparison"
+      onClick={() => void savePanel(section.current!, "compared", columns.value.length || MOST_LAYERS)}>{words.panel}</button></p>}
   </section>;
 }

@@ -175,6 +175,10 @@ export const words = {
   rowsShown: (from: number, to: number, of: number) => `Methods ${from} to ${to} of ${of}`,
   rowsBefore: "Methods before",
   rowsAfter: "More methods",
+  panel: "Save as one picture",
+  panelOf: (photo: string, label: string) => `${photo}: “${label}”`,
+  panelBy: (model: string, method: string, layer: string, day: string) =>
+    `${model}; on the screen: ${method}${layer && ` at ${layer}`}; ${day}`,
   beside: "Side by side",
   besideNothing: "nothing",
   besideModel: (name: string) => `the model ${name}`,

@@ -6,15 +6,18 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from cam import spearman
 from service.client import Client
 from tests.service.http.studio.browsing import (
     READY,
+    Pixels,
     browses,
     canvas,
     drawn,
@@ -71,6 +74,18 @@ COUNT_REQUESTS = """
   window.fetch = async (path, init) => {
     window.mostAtOnce = Math.max(window.mostAtOnce, ++now);
     try { return await plain(path, init); } finally { now--; }
+  };
+}
+"""
+
+
+KEEP_WORDS = """
+() => {
+  const plain = CanvasRenderingContext2D.prototype.fillText;
+  window.written = [];
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.written.push(text);
+    plain.call(this, text, ...place);
   };
 }
 """
@@ -178,6 +193,49 @@ def test_the_grid_waits_for_a_busy_service(page: Page, cat: bytes) -> None:
     assert refused > 12
     assert page.evaluate("window.mostAtOnce") == 2
     expect(page.locator("#problem")).to_be_hidden()
+
+
+def panel(page: Page, button: str) -> tuple[Pixels, str]:
+    """The picture that a button saves, and all the words that are written on it."""
+    page.evaluate(KEEP_WORDS)
+    with page.expect_download() as waiting:
+        page.locator(button).click()
+    picture = pixels_of(Path(waiting.value.path()).read_bytes())
+    return picture, " ".join(page.evaluate("window.written"))
+
+
+def test_a_grid_is_saved_as_one_picture_with_its_captions(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#compare").click()
+    expect(page.locator(".grid canvas").nth(14)).to_be_visible()
+    expect(page.locator(".grid .busy")).to_have_count(0)
+    picture, words = panel(page, "#save-comparison")
+    for each in page.locator(".grid li:has(canvas)").all_inner_texts():
+        assert each.split()[0] in words
+    for said in ("photo.png", "Egyptian cat", "efficientnet-lite0", "gradcam at bn2"):
+        assert said in words
+    assert re.search(r"\d{4}-\d\d-\d\d", words)
+    assert picture.shape[1] == 5 * (360 + 16) + 16
+    shown = page.locator(".grid canvas").first
+    first = pixels_of(base64.b64decode(shown.evaluate("c => c.toDataURL()").partition(",")[2]))
+    height = round(360 * first.shape[0] / first.shape[1])
+    top = 16 + 20 * 2 + 8  # below two lines
+    there = picture[top : top + height, 16 : 16 + 360]
+    small = Image.fromarray(first.astype(np.uint8)).resize((360, height), Image.Resampling.BILINEAR)
+    assert np.corrcoef(there.ravel(), np.asarray(small).ravel())[0, 1] > 0.97
+
+
+def test_two_models_beside_each_other_are_saved_as_one_picture(wide: Page, cat: bytes) -> None:
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#beside").select_option("model:resnet18")
+    expect(wide.locator("#alike")).to_contain_text("agrees")
+    picture, words = panel(wide, "#save-beside")
+    assert picture.shape[1] == 3 * (360 + 16) + 16
+    assert "efficientnet-lite0: Egyptian cat; gradcam at bn2" in words
+    assert "resnet18: " in words
+    assert "blue: hotter in resnet18" in words
 
 
 def test_two_models_stand_side_by_side_with_the_difference(
