@@ -1,6 +1,6 @@
 // The same question to another model or about another photo, beside the map.
 
-import { signal, useSignalEffect } from "@preact/signals";
+import { signal, useSignal, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { agreement } from "./comparison";
@@ -12,6 +12,7 @@ import { draw, heatOn } from "./stage";
 import { NOTHING, beside, choice, explained, look, model, names, photo, picture, shown, strip,
   type Shown } from "./view";
 import { savePanel } from "./panel";
+import { Divider, MIDDLE, cutAt } from "./swipe";
 import { words } from "./words";
 
 /** Both maps and their difference. */
@@ -73,7 +74,23 @@ function One({ id, name, on, made }: { id: string; name: string; on: Picture; ma
       <br /><small>{how}. {words.predicts(best(made))}</small></span></figcaption></figure>;
 }
 
+/** Both maps at one place, with a divider between them. */
+function Swipe({ left, right, names: [one, two] }: { left: Shown; right: Shown; names: [string, string] }) {
+  const at = useSignal(MIDDLE), on = picture.value!;
+  const upper = useRef<HTMLCanvasElement>(null), lower = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    draw(upper.current!, on, heatOn(on, left), look.value);
+    draw(lower.current!, on, heatOn(on, right), look.value);
+  });
+  return <figure id="both"><div class="picture">
+    <canvas ref={lower} id="lower" role="img" aria-label={words.divider(one, two)} />
+    <canvas ref={upper} id="upper" class="upper" style={cutAt(at.value)} aria-hidden="true" />
+    <Divider at={at} left={one} right={two} /></div>
+    <figcaption><span>{one}</span><span>{two}</span></figcaption></figure>;
+}
+
 export function Beside() {
+  const swipes = useSignal(false);
   const section = useRef<HTMLElement>(null);
   useSignalEffect(() => {
     const what = beside.value, ready = shown.value && picture.value;
@@ -112,7 +129,10 @@ export function Beside() {
           <span id="legend">{legend}<br />
             <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></span></figcaption></figure>}
     </div>}
-    {that && <p class="row"><button type="button" id="save-beside"
+    {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}
+    {that && <p class="row">{both && <button type="button" id="swipe-both" aria-pressed={swipes.value}
+      onClick={() => { swipes.value = !swipes.value; }}>{words.swipeBoth}</button>}
+      <button type="button" id="save-beside"
       onClick={() => void savePanel(section.current!, "beside", PAIR)}>{words.panel}</button></p>}
   </section>;
 }

@@ -9,6 +9,7 @@ import type { Picture } from "./photos";
 import { Mark, MarkButton, MarkShare } from "./mark";
 import { place, type Heat } from "./smallmap";
 import { NOTHING, answers, busy, choice, choose, isBright, look, model, photo, picture, progress, shown, type Shown } from "./view";
+import { Divider, MIDDLE, cutAt } from "./swipe";
 import { words } from "./words";
 
 /** Height of the picture, in hundredths of the window. */
@@ -65,13 +66,17 @@ function Told({ made }: { made: Shown }) {
 }
 
 export function Stage() {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const original = useSignal(false);
+  const canvas = useRef<HTMLCanvasElement>(null), plain = useRef<HTMLCanvasElement>(null);
+  const original = useSignal(false), swipes = useSignal(false), at = useSignal(MIDDLE);
   const heat = useComputed(() =>
     picture.value && shown.value ? heatOn(picture.value, shown.value) : null);
   const now = picture.value, drawn = heat.value;
   const view: Look = original.value ? { ...look.value, view: "photo" } : look.value;
-  useLayoutEffect(() => { if (canvas.current && now) draw(canvas.current, now, drawn, view); });
+  useLayoutEffect(() => {
+    if (!now) return;
+    if (canvas.current) draw(canvas.current, now, drawn, view);
+    if (plain.current) draw(plain.current, now, null, view);
+  });
   useEffect(() => {
     const hold = (event: KeyboardEvent) => {
       if (event.key === "o" && !(event.target instanceof HTMLInputElement)) {
@@ -94,6 +99,7 @@ export function Stage() {
       width: `min(100%, ${(TALLEST * now.bitmap.width) / now.bitmap.height}vh)` }}>
       <canvas ref={canvas} id="picture" role="img"
         aria-label={made ? `${photo.value?.name}: ${made.explanation.method}, ${name}` : photo.value?.name} />
+      {swipes.value && <canvas ref={plain} id="plain" class="upper" style={cutAt(at.value)} aria-hidden="true" />}
       {part && <div class="seen" title={words.seen} style={{
         left: percent(region.left, now.bitmap.width), top: percent(region.top, now.bitmap.height),
         width: percent(region.width, now.bitmap.width),
@@ -108,12 +114,15 @@ export function Stage() {
             width: percent(right - left, wide), height: percent(bottom - top, tall) }} />;
       })}
       <Mark picture={now} />
+      {swipes.value && <Divider at={at} left={words.views.photo} right={words.map} />}
     </div>
     <figcaption>
       {made && <Legend look={view} made={made} />}
       <button type="button" class="quiet" onPointerDown={() => { original.value = true; }}
         onPointerUp={() => { original.value = false; }}
         onPointerLeave={() => { original.value = false; }}>{words.original}</button>
+      <button type="button" id="swipe" aria-pressed={swipes.value}
+        onClick={() => { swipes.value = !swipes.value; }}>{words.swipe}</button>
       <MarkButton picture={now} />
     </figcaption>
     {progress.value && <p class="soft" role="status">

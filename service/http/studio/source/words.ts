@@ -175,6 +175,11 @@ export const words = {
   rowsShown: (from: number, to: number, of: number) => `Methods ${from} to ${to} of ${of}`,
   rowsBefore: "Methods before",
   rowsAfter: "More methods",
+  map: "Map",
+  swipe: "Swipe to the photo",
+  swipeBoth: "Swipe between the maps",
+  divider: (left: string, right: string) => `Divider: ${left} at the left, ${right} at the right`,
+  dividerAt: (percent: number, left: string) => `${percent} % ${left}`,
   panel: "Save as one picture",
   panelOf: (photo: string, label: string) => `${photo}: “${label}”`,
   panelBy: (model: string, method: string, layer: string, day: string) =>

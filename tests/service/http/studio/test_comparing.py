@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from cam import spearman
 from service.client import Client
@@ -280,6 +280,60 @@ def test_two_equal_maps_are_said_to_be_equal(wide: Page, cat: bytes) -> None:
     wide.locator("#method").select_option("hirescam")
     wide.locator("#layer").select_option("blocks.4")
     expect(wide.locator("#legend")).to_contain_text("hotter in twin")
+
+
+def dragged(page: Page, divider: Locator, to: float) -> None:
+    """Drag a divider to a share of its picture's width."""
+    area, handle = divider.locator("xpath=..").bounding_box(), divider.bounding_box()
+    assert area
+    assert handle
+    page.mouse.move(handle["x"] + handle["width"] / 2, handle["y"] + handle["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(area["x"] + to * area["width"], area["y"] + area["height"] / 3, steps=4)
+    page.mouse.up()
+
+
+def test_a_divider_is_dragged_between_photo_and_map(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#swipe").click()
+    divider = page.get_by_role("slider", name="Divider: Photo at the left, Map at the right")
+    expect(divider).to_have_attribute("aria-valuenow", "50")
+    assert np.abs(canvas(page, "plain") - pixels_of(cat)).max() <= 2
+    divider.scroll_into_view_if_needed()
+    dragged(page, divider, 0.25)
+    expect(divider).to_have_attribute("aria-valuenow", "25")
+    upper = page.locator("#plain")
+    expect(upper).to_have_css("clip-path", "inset(0px 75% 0px 0px)")
+    divider.focus()
+    layer = state(page)["layer"]
+    page.keyboard.press("ArrowRight")
+    expect(divider).to_have_attribute("aria-valuenow", "27")
+    page.keyboard.press("Shift+ArrowLeft")
+    expect(divider).to_have_attribute("aria-valuetext", "17 % Photo")
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")
+    expect(divider).to_have_attribute("aria-valuenow", "100")
+    assert state(page)["layer"] == layer, "the arrow keys move the divider alone"
+    page.locator("#swipe").click()
+    expect(divider).to_have_count(0)
+
+
+def test_a_divider_stands_between_two_maps_without_motion(wide: Page, cat: bytes) -> None:
+    wide.emulate_media(reduced_motion="reduce")
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#beside").select_option("model:resnet18")
+    wide.locator("#swipe-both").click()
+    assert (canvas(wide, "upper") == drawn(wide)).all()
+    assert (canvas(wide, "lower") == canvas(wide, "other")).all()
+    divider = wide.get_by_role("slider", name="Divider: efficientnet-lite0 at the left, resnet18")
+    divider.focus()
+    wide.keyboard.press("Home")
+    expect(wide.locator("#upper")).to_have_css("clip-path", "inset(0px 100% 0px 0px)")
+    for moving in (wide.locator("#upper"), divider):
+        expect(moving).to_have_css("transition-duration", "0s")
+        expect(moving).to_have_css("animation-name", "none")
 
 
 def test_two_photos_stand_side_by_side(
