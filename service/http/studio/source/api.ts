@@ -85,6 +85,8 @@ export function keepKey(key: string): void {
   sessionStorage.setItem(KEY, key);
 }
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 async function ask(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   const key = sessionStorage.getItem(KEY);

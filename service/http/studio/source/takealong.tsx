@@ -6,10 +6,10 @@ import { npy } from "./smallmap";
 import { answer, answers, choice, look, phrase, photo, query, shown, span } from "./view";
 import { words } from "./words";
 
-/** Gives a file to the browser to be kept. */
-export function save(blob: Blob, name: string): void {
+/** Gives a file, or the address of one, to the browser to be kept. */
+export function save(file: Blob | string, name: string): void {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
+  link.href = typeof file === "string" ? file : URL.createObjectURL(file);
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);

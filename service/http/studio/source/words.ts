@@ -226,6 +226,23 @@ export const words = {
     `${state}: ${done} finished${failed ? `, ${failed} failed` : ""}${left ? `, ${left} left` : ""}` +
     (left && eta ? `, about ${Math.ceil(eta)} s` : ""),
   cancel: "Cancel",
+  showMore: (left: number) => `Show more (${left} left)`,
+  filter: "Which results, and in which order",
+  order: "Order",
+  orders: { read: "as finished", class: "class", sure: "most probable first", unsure: "least probable first",
+    warnings: "most warnings first" } as const,
+  class: "Class",
+  everyClass: "every class",
+  show: "Show",
+  which: { all: "all", warned: "with a warning", unwarned: "without a warning", failed: "failed" } as const,
+  atLeast: "Probability from",
+  atMost: "Probability up to",
+  found: (shown: number, read: number, ready: number) =>
+    `${shown} of ${read} results${ready > read ? `; ${read} of ${ready} are read.` : "."}`,
+  readAll: "Read all",
+  warned: (count: number) => count === 1 ? "1 warning" : `${count} warnings`,
+  download: "Download:",
+  downloads: { zip: "ZIP with pictures", parquet: "table (Parquet)", csv: "clusters (CSV)", ndjson: "lines (NDJSON)" } as const,
   clusters: "Clusters of the maps",
   mapsIn: (maps: number, clusters: number) =>
     clusters ? `${maps} maps in ${clusters} clusters` : maps === 1 ? "1 map" : `${maps} maps`,

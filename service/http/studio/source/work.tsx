@@ -1,6 +1,6 @@
 // What takes longer than a look: jobs and their clusters, audits, and the drift of a live model.
 
-import { signal } from "@preact/signals";
+import { signal, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { paint } from "./colours";
@@ -11,9 +11,13 @@ import { add, choice, model, parametersOf, room, select, serves, strip } from ".
 import { words } from "./words";
 
 const EVERY = 2000, FEW = 24, LISTED = "20";
+/** How many results are read at once, and at first: a line has two pictures. The service gives so many lines at once. */
+const PAGE = 25, AT_FIRST = 200, LINES = 10_000;
+/** What of a result's line is kept. */
+interface Row { cursor: number; item: string; label: string; probability?: number; warnings: string[]; error?: string }
 export const jobs = signal<api.Job[]>([]);
 const opened = signal<string>("");
-const results = signal<api.Item[]>([]);
+const results = signal<Row[]>([]), most = signal(AT_FIRST);
 const clusters = signal<api.JobClusters | null>(null);
 const audit = signal<api.Audit | null>(null);
 const drift = signal<api.Drift | null>(null);
@@ -52,23 +56,32 @@ async function follow(job: api.Job): Promise<void> {
     audit.value = (await api.get<{ audit: api.Audit | null }>(`v1/audits/${job.id}`)).audit;
     return;
   }
-  if (results.value.length < FEW && results.value.length < job.counts.done + job.counts.failed) {
-    const after = results.value.at(-1)?.cursor ?? 0;
-    const lines = await api.lines<api.Item>(
-      `v1/jobs/${job.id}/results?after=${after}&limit=${FEW - results.value.length}`);
-    if (opened.value === job.id) {  // two looks at once bring the same lines
-      const last = results.value.at(-1)?.cursor ?? 0;
-      results.value = [...results.value, ...lines.filter(({ cursor }) => cursor > last)];
-    }
-  }
+  await read(job);
   if (ended(job) && !clusters.value) {
     const found = await api.get<api.JobClusters>(`v1/jobs/${job.id}/clusters`);
     if (opened.value === job.id) clusters.value = found;
   }
 }
 
+const rowOf = ({ cursor, item, error, explanations = [] }: api.Item): Row => ({ cursor, item, error,
+  label: explanations.map(({ target }) => target.label ?? target.index).join(", "),
+  probability: explanations[0]?.target.probability, warnings: explanations.flatMap(({ warnings }) => warnings) });
+
+/** Reads the results that are new, up to as many as are wanted. */
+async function read(job: api.Job): Promise<void> {
+  for (;;) {
+    const after = results.value.at(-1)?.cursor ?? 0;
+    const left = Math.min(job.counts.done + job.counts.failed, most.value) - results.value.length;
+    if (left <= 0) return;
+    const lines = await api.lines<api.Item>(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}`);
+    // Two looks at once bring the same lines, of which the later ones are left out.
+    if (!lines.length || opened.value !== job.id || (results.value.at(-1)?.cursor ?? 0) !== after) return;
+    results.value = [...results.value, ...lines.map(rowOf)];
+  }
+}
+
 function open(job: api.Job): void {
-  [opened.value, results.value, clusters.value, audit.value] = [job.id, [], null, null];
+  [opened.value, results.value, most.value, clusters.value, audit.value] = [job.id, [], AT_FIRST, null, null];
   void follow(job).catch(said);
 }
 
@@ -111,10 +124,78 @@ async function look(job: string, item: string): Promise<void> {
 }
 
 function Items({ job, items }: { job: string; items: { item: string; text: string }[] }) {
-  return <ul class="grid">{items.slice(0, FEW).map(({ item, text }) => <li key={item}>
-    <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
-      <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
-  </ul>;
+  const count = useSignal(FEW), left = items.length - count.value;
+  return <>
+    <ul class="grid">{items.slice(0, count.value).map(({ item, text }) => <li key={item}>
+      <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
+        <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
+    </ul>
+    {left > 0 && <p class="row"><button type="button" onClick={() => { count.value += FEW; }}>{words.showMore(left)}</button></p>}
+  </>;
+}
+
+type Order = keyof typeof words.orders;
+type Which = keyof typeof words.which;
+const ORDERS: Record<Order, (one: Row, other: Row) => number> = {
+  read: (one, other) => one.cursor - other.cursor,
+  class: (one, other) => one.label.localeCompare(other.label),
+  sure: (one, other) => (other.probability ?? -1) - (one.probability ?? -1),
+  unsure: (one, other) => (one.probability ?? 2) - (other.probability ?? 2),
+  warnings: (one, other) => other.warnings.length - one.warnings.length,
+};
+const WHICH: Record<Which, (row: Row) => boolean> = {
+  all: () => true, warned: ({ warnings }) => warnings.length > 0, unwarned: ({ warnings, error }) => !warnings.length && !error,
+  failed: ({ error }) => Boolean(error),
+};
+
+function Select<T extends string>({ id, text, of, options }: {
+  id: string; text: string; of: { value: T }; options: readonly (readonly [T, string])[] }) {
+  return <label>{text} <select id={id} value={of.value}
+    onChange={(event) => { of.value = event.currentTarget.value as T; }}>
+    {options.map(([value, name]) => <option key={value} value={value}>{name}</option>)}</select></label>;
+}
+
+/** The results of a job: all that were read, in an order, or those of a class, a probability or with a warning. */
+function Results({ job }: { job: api.Job }) {
+  const order = useSignal<Order>("read"), which = useSignal<Which>("all"), label = useSignal(""), least = useSignal(0), greatest = useSignal(1);
+  const all = results.value, ready = job.counts.done + job.counts.failed;
+  const labels = [...new Set(all.map((row) => row.label))].filter(Boolean).sort();
+  const items = all.filter((row) => WHICH[which.value](row) && (!label.value || row.label === label.value) &&
+    (row.probability ?? 1) >= least.value && (row.probability ?? 0) <= greatest.value).sort(ORDERS[order.value]);
+  const share = (id: string, text: string, of: { value: number }) => <label>{text}{" "}
+    <input id={id} type="number" min={0} max={1} step={0.05} value={of.value} onInput={({ currentTarget }) => {
+      if (!Number.isNaN(currentTarget.valueAsNumber)) of.value = currentTarget.valueAsNumber;
+    }} /></label>;
+  return <>
+    <div class="looks" role="group" aria-label={words.filter}>
+      <Select id="order" text={words.order} of={order} options={Object.entries(words.orders) as [Order, string][]} />
+      <Select id="label" text={words.class} of={label} options={[["", words.everyClass], ...labels.map((each) => [each, each] as const)]} />
+      <Select id="which" text={words.show} of={which} options={Object.entries(words.which) as [Which, string][]} />
+      {share("least", words.atLeast, least)}{share("greatest", words.atMost, greatest)}
+    </div>
+    <p class="soft" id="read" role="status">{words.found(items.length, all.length, ready)}{" "}
+      {all.length === most.value && ready > all.length && <button type="button" id="read-all"
+        onClick={() => { most.value = Infinity; void read(job).catch(said); }}>{words.readAll}</button>}</p>
+    <Items job={job.id} items={items.map(({ item, label, probability, warnings, error }) => ({ item, text: error ??
+      `${label}${probability === undefined ? "" : ` ${probability.toFixed(3)}`}${warnings.length ? `; ${words.warned(warnings.length)}` : ""}` }))} />
+    <Downloads job={job} />
+  </>;
+}
+
+/** The files of a job's results that the service makes. */
+function Downloads({ job }: { job: api.Job }) {
+  const { id } = job, at = `v1/jobs/${id}`;
+  const files = [...(ended(job) ? [["zip", `${at}/archive`], ["parquet", `${at}/archive?format=parquet`]] as const : []),
+    ...(clusters.value?.classes.some((each) => each.clusters.length) ? [["csv", `${at}/clusters`, "text/csv"]] as const : []),
+    ...(job.counts.total <= LINES ? [["ndjson", `${at}/results`]] as const : [])];
+  return <p class="row" role="group" aria-label={words.download}><span class="soft">{words.download}</span>
+    {files.map(([kind, path, accept]) => <button key={kind} type="button"
+      onClick={() => void keep(path, `${id}.${kind}`, accept).catch(said)}>{words.downloads[kind]}</button>)}</p>;
+}
+
+/** Saves what an address has. The browser reads it by itself, without memory for it, if it needs no header. */
+async function keep(path: string, name: string, accept?: string): Promise<void> {
+  save(accept || api.hasKey() ? await api.blob(path, accept ?? "*/*") : path, name);
 }
 
 function Mean({ mean }: { mean: number[][] }) {
@@ -168,8 +249,7 @@ function JobView({ job }: { job: api.Job }) {
         onClick={() => void api.remove(`v1/jobs/${job.id}`).then(refresh).catch(said)}>{words.cancel}</button>}
     </div>
     {isOpen && job.kind === "explain" && <>
-      <Items job={job.id} items={results.value.map(({ item, explanations, error }) => ({ item,
-        text: error ?? explanations?.map(({ target }) => target.label ?? target.index).join(", ") ?? "" }))} />
+      <Results job={job} />
       {clusters.value && <Clusters job={job.id} found={clusters.value} />}
     </>}
     {isOpen && job.kind === "audit" && audit.value && <Audit job={job.id} now={audit.value} />}

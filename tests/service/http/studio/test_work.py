@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import skimage.data
 from PIL import Image, ImageEnhance
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.service.conftest import encoded
+from tests.service.conftest import encoded, noise
 from tests.service.http.studio.browsing import READY, browses, explained, state, take
 from tests.service.live import serving
 
@@ -58,6 +60,81 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     job.locator(".grid button.map").first.click()  # to where one looks at it
     explained(work)
     assert "room" not in state(work)
+
+
+def test_all_results_are_shown_filtered_sorted_and_downloaded(
+    work: Page, cats: list[bytes], espresso: bytes
+) -> None:
+    take(work, *cats, espresso)
+    take(work, encoded(noise(64, 64)), name="noise")
+    expect(work.locator(".thumbnail")).to_have_count(32)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#job").click()
+    job = work.locator(".jobs > li").first
+    expect(job.locator("#read")).to_have_text("32 of 32 results.", timeout=4 * READY)
+    results = job.locator("ul.grid").first.locator("li")
+    expect(results).to_have_count(24)
+    job.get_by_role("button", name="Show more (8 left)").click()
+    expect(results).to_have_count(32)
+    shares = re.compile(r" (\d\.\d{3})")
+    job.locator("#order").select_option("unsure")
+    rising = [float(shares.findall(each)[-1]) for each in results.all_inner_texts()]
+    assert rising == sorted(rising)
+    job.locator("#order").select_option("class")
+    names = [each.split("\n")[1] for each in results.all_inner_texts()]
+    assert names == sorted(names, key=lambda name: shares.sub("", name).lower())
+    job.locator("#label").select_option("espresso")
+    expect(results).to_have_count(1)
+    expect(results).to_contain_text("photo30.png")
+    job.locator("#label").select_option("")
+    job.locator("#greatest").fill(str(rising[3]))
+    expect(results).to_have_count(sum(share <= rising[3] for share in rising))
+    job.locator("#greatest").fill("1")
+    job.locator("#which").select_option("warned")
+    for each in results.all_inner_texts():
+        assert "warning" in each
+    warned = results.count()
+    assert 0 < warned < 32
+    job.locator("#which").select_option("unwarned")
+    expect(results).to_have_count(32 - warned)
+    starts = {
+        "ZIP with pictures": b"PK",
+        "table (Parquet)": b"PAR1",
+        "clusters (CSV)": b"id,number,",
+    }
+    for name, start in {**starts, "lines (NDJSON)": b'{"cursor"'}.items():
+        with work.expect_download() as waiting:
+            job.get_by_role("button", name=name).click()
+        assert Path(waiting.value.path()).read_bytes().startswith(start)
+    assert Path(waiting.value.path()).read_bytes().count(b"\n") == 32
+    assert waiting.value.suggested_filename.endswith(".ndjson")
+
+
+def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: bytes) -> None:
+    expect(work.locator("#runs")).to_contain_text("efficientnet-lite0")
+    told = {"kind": "explain", "state": "done", "model": "efficientnet-lite0", "id": "1"}
+    counts = {"total": 230, "done": 230, "failed": 0, "left": 0}
+    job = {**told, "created": "2026-11-24T03:33:14+00:00", "counts": counts}
+    asked: list[int] = []
+
+    def lines(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        after, limit = int(query["after"][0]), int(query["limit"][0])
+        asked.append(limit)
+        items = range(after + 1, min(after + limit, 230) + 1)
+        body = "\n".join(json.dumps({"cursor": n, "item": f"{n}.png"}) for n in items)
+        route.fulfill(body=body, content_type="application/x-ndjson")
+
+    work.route("**/v1/jobs?**", lambda route: route.fulfill(json={"jobs": [job]}))
+    work.route("**/v1/jobs/1/results?**", lines)
+    work.get_by_role("button", name="Work").click()
+    work.locator(".jobs button").first.click()
+    said = work.locator("#read")
+    expect(said).to_contain_text("200 of 200 results; 200 of 230 are read.")
+    work.locator("#read-all").click()
+    expect(said).to_have_text("230 of 230 results.")
+    assert max(asked) == 25
 
 
 def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes]) -> None:
