@@ -33,10 +33,10 @@ function boxOf({ bitmap, scale }: Sized, { explanation: { covers } }: Shown): Bo
 }
 
 /** A map on the pixels of the picture that is drawn. */
-export function heatOn(picture: Sized, made: Shown): Heat {
+export function heatOn(picture: Sized, made: Shown, bright = isBright(made.explanation.method)): Heat {
   const { explanation, values } = made, { width, height } = picture.bitmap;
   return place(values, explanation.heatmap.shape, boxOf(picture, made), width, height,
-    Boolean(explanation.signed), isBright(explanation.method));
+    Boolean(explanation.signed), bright);
 }
 
 /** Draws a photo and a map over it, at the picture's size or a smaller one. */

@@ -470,7 +470,7 @@ def test_the_tour_explains_on_the_page_in_five_steps(page: Page, cat: bytes) -> 
     page.locator("#tour").click()  # without a photo it takes the first example
     step = page.locator(".tour")
     expect(step).to_contain_text("1 of 5: capture")
-    expect(page.locator("img.gallery")).to_be_visible()
+    expect(page.locator(".channels canvas").first).to_be_visible()
     first = page.locator(".channels").inner_text()
     page.locator("#next").click()
     expect(step).to_contain_text("2 of 5: gradient")

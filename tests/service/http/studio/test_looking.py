@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -12,12 +13,16 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from cam.drawing.heatmap import Box, place
+from cam.drawing.overlay import colorize
 from service.limits.keys import new_key
 from tests.service.conftest import encoded, noise
 from tests.service.http.studio.browsing import (
     READY,
+    Pixels,
     browses,
     drawn,
     explained,
@@ -340,12 +345,52 @@ def test_a_channel_is_explained_from_the_layer_s_gallery(page: Page, cat: bytes)
     page.get_by_role("button", name="by activation").click()
     channel = page.locator(".channels button").first
     expect(channel).to_be_visible(timeout=READY)
-    number = channel.inner_text()
+    number = channel.locator(".number").inner_text()
     channel.click()
     expect(page.get_by_text(f"Explained is channel {number} of bn2.")).to_be_visible()
     assert state(page)["unit"] == f"{number}@bn2"
     page.get_by_role("button", name="Back to the classes").click()
     assert "unit" not in state(page)
+
+
+def test_feature_maps_are_the_layer_s_output_on_their_own_scale(
+    page: Page, address: str, cat: bytes
+) -> None:
+    take(page, cat)
+    explained(page)
+    page.get_by_role("button", name="by activation").click()
+    expect(page.locator(".channels canvas")).to_have_count(25)
+    answer = httpx2.post(
+        f"{address}/v1/models/efficientnet-lite0:activations",
+        params={"fit": "squash"},
+        content=cat,
+        headers={"Content-Type": "image/png", "Accept": "application/x-npz"},
+    )
+    output = np.load(BytesIO(answer.content))["bn2.output"]
+    assert page.get_by_text("Each map is scaled from its own least number").is_visible()
+    height, width = pixels_of(cat).shape[:2]
+    for number in (0, 24):
+        channel = page.locator(".channels button").nth(number)
+        values = output[int(channel.locator(".number").inner_text())]
+        expect(channel.locator("small")).to_have_text(f"≤ {values.max():.1f}")
+        shown = shot(channel)
+        scale = shown.shape[1] / width
+        heat, _ = place(values, Box(0, 0, shown.shape[1], height * scale), *shown.shape[:2])
+        scaled = (heat - heat.min()) / (heat.max() - heat.min())
+        assert is_alike(shown, colorize(scaled, "viridis").astype(np.int16))
+    page.locator("#over").check()
+    page.wait_for_timeout(300)
+    over = shot(channel)
+    photo = Image.open(BytesIO(cat)).convert("RGB").resize(over.shape[1::-1])
+    cold = scaled < 0.01
+    assert cold.mean() > 0.1
+    assert np.abs(over - np.asarray(photo)).max(2)[cold].mean() < 12, "cold places are the photo's"
+
+
+def shot(channel: Locator) -> Pixels:
+    """What the canvas of a feature map holds."""
+    address = channel.locator("canvas").evaluate("canvas => canvas.toDataURL('image/png')")
+    return pixels_of(base64.b64decode(address.partition(",")[2]))
 
 
 def test_a_map_is_judged_beside_maps_that_know_nothing(page: Page, cat: bytes) -> None:
