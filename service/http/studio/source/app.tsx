@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { Asking, stepAnswerMethod } from "./asking";
 import { Classes } from "./classes";
 import { Beside } from "./beside";
+import { Example, Examples, sample } from "./examples";
 import { Inside } from "./inside";
 import { Judgement, asking, measure, scores } from "./judgement";
 import { Comparison, compare } from "./comparison";
@@ -14,16 +15,12 @@ import { TakeAlong } from "./takealong";
 import { Prompt } from "./prompt";
 import { Tour, go, tour } from "./tour";
 import { Work } from "./work";
-import { textOf } from "./api";
 import { levelOf, type View } from "./colours";
 import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, leftOut, look, method, model, note, photo, problem,
-  remove, room, select, serves, show, shown, step, strip, takeExample, useKey } from "./view";
+  remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
 
 const files = (list: FileList | null | undefined) => { if (list?.length) void add([...list]); };
-
-const sample = (name: string) =>
-  takeExample(name).catch((error: unknown) => { problem.value = textOf(error); });
 
 function Chooser() {
   return <div class="row">
@@ -44,12 +41,7 @@ function Invitation() {
     <Chooser />
     <p class="soft">{words.formats}</p>
     <p>{words.samples}</p>
-    <ul class="samples">
-      {Object.entries(words.sampleNames).map(([name, text]) => <li key={name}>
-        <button type="button" class="map" onClick={() => void sample(name)}>
-          <img src={`studio/${name}.jpg`} alt="" loading="lazy" /><span>{text}</span>
-        </button></li>)}
-    </ul>
+    <Examples />
   </div>;
 }
 
@@ -200,7 +192,7 @@ export function App() {
     {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""} data-tour={tour.value || undefined}>
       <div class="left">
         {!asks && guided && <Tour />}
-        {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /></>
+        {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /><Example /></>
           : <div class="card"><Invitation /></div>}
         {!asks && <><Beside /><Comparison />{does("activations") && <Inside />}</>}
       </div>

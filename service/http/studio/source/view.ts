@@ -100,8 +100,9 @@ export const choose = (part: Partial<Choice>) => batch(() => {
 export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...part }; };
 
 let linked = start.get("photo");
+export type ExampleName = keyof typeof words.sampleNames;
 /** The names of the page's own examples by their digests: a link names them, and opens anywhere. */
-const examples = new Map<string, string>();
+export const examples = new Map<string, ExampleName>();
 
 effect(() => {  // the address follows the view
   const { model, method, layer, fit, target, minus, text, minusText, against, signed, unit, box } = choice.value;
@@ -382,7 +383,7 @@ export async function add(files: Iterable<File>): Promise<void> {
 }
 
 /** Takes one of the page's own examples. */
-export async function takeExample(name: string): Promise<void> {
+export async function takeExample(name: ExampleName): Promise<void> {
   const photo = await api.blob(`studio/${name}.jpg`, "image/jpeg"), digest = await photos.digestOf(photo);
   examples.set(digest, name);
   if (linked === name) linked = digest;

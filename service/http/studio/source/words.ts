@@ -10,6 +10,19 @@ export const words = {
   camera: "Take a photo",
   samples: "Or try one of these:",
   sampleNames: { cat: "a cat", coffee: "a cup of coffee", rocket: "a rocket" } as const,
+  sampleLook: {
+    cat: "EfficientNet-Lite0 says Egyptian cat, and tiger cat and tabby come next. Look which part of the face tells them apart.",
+    coffee: "An espresso is a cup with coffee in it. Look whether the heat lies on the coffee or on the cup.",
+    rocket: "EfficientNet-Lite0 says drilling platform, and is wrong. Look what it takes for a platform, and what for a missile.",
+  } as const,
+  example: "What to look at",
+  ready: {
+    why: (target: string, minus: string | undefined, against: boolean) => against ? `What speaks against ${target}?`
+      : minus ? `Why ${target} and not ${minus}?` : `Why ${target}?`,
+    finer: "A finer map: RefineCAM",
+    methods: "All methods compared",
+    layers: "Methods × layers compared",
+  },
   photos: "Photos",
   remove: (name: string) => `Remove ${name}`,
   classes: "What it sees",

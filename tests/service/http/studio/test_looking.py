@@ -44,6 +44,51 @@ def test_a_sample_is_explained_by_one_click(page: Page) -> None:
     expect(page.locator("#classes button").first).to_contain_text("Egyptian cat")
 
 
+def test_a_ready_view_of_an_example_is_one_click(page: Page, address: str) -> None:
+    page.get_by_role("button", name="Why drilling platform and not missile?").click()
+    explained(page)
+    expect(page.locator("#told")).to_contain_text("Why “drilling platform” and not “missile”")
+    assert (state(page)["target"], state(page)["minus"]) == ("540", "657")
+    example = page.locator("#example")
+    expect(example).to_contain_text("Look what it takes for a platform")
+    expect(example.locator("button[aria-pressed=true]")).to_contain_text(
+        "drilling platform and not"
+    )
+    example.get_by_role("button", name="What speaks against missile?").click()
+    expect(page.locator("#told")).to_contain_text("What speaks against “missile”")
+    explained(page)
+    assert "minus" not in state(page)
+    assert np.ptp(drawn(page)) > 0
+    expect(page.locator(".stage .warning")).to_have_count(0)  # something does speak against it
+
+
+def test_every_example_has_a_sentence_and_views(page: Page) -> None:
+    expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
+    examples = page.locator(".samples > li")
+    expect(examples).to_have_count(3)
+    for number in range(3):
+        expect(examples.nth(number).locator("p")).to_contain_text("Look ")
+        expect(examples.nth(number).locator(".views button")).to_have_count(3)
+    page.get_by_role("button", name="All methods compared").click()
+    expect(page.locator(".grid canvas").nth(14)).to_be_visible()
+    expect(page.locator("#compare-heading")).to_be_in_viewport()
+
+
+def test_a_view_that_the_model_cannot_show_is_not_offered(page: Page, address: str) -> None:
+    def without(route: Route) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        told["labels"][281] = "another cat"
+        route.fulfill(response=answer, json=told)
+
+    page.route("**/v1/models/efficientnet-lite0", without)
+    page.goto("about:blank")
+    page.goto(address)
+    expect(page.get_by_role("button", name="Why espresso and not cup?")).to_be_visible()
+    assert page.get_by_role("button", name="Why Egyptian cat and not tabby?").count() == 0
+    assert page.get_by_role("button", name="A finer map").count() == 1
+
+
 @pytest.mark.parametrize("opacity", ["heat", "0.5"])
 @pytest.mark.parametrize("fit", ["squash", "crop"])
 def test_the_picture_is_the_service_s(
