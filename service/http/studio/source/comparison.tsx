@@ -1,7 +1,7 @@
 // Small maps of many methods at once, at one layer or at several.
 
 import { signal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { patiently, textOf, type Layer, type Method } from "./api";
 import { spearman } from "./smallmap";
 import { draw, heatOn, smaller } from "./stage";
@@ -122,7 +122,7 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   const { method: name, layer, shown: made, problem, busy } = cell, now = shown.value, on = picture.value;
   const told = methodNamed(name), of = bare ? `${name} · ${layer}` : name;
   const chosen = method.value?.name === name && (!bare || now?.explanation.layer === layer);
-  const alike = made && now && on && !chosen ? agreement(made, now, on) : NaN;
+  const alike = useMemo(() => made && now && on && !chosen ? agreement(made, now, on) : NaN, [made, now, on, chosen]);
   const agrees = Number.isNaN(alike) ? "" : words.together(alike.toFixed(2));
   if (made) {
     return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}

@@ -54,6 +54,37 @@ def test_nothing_stands_in_the_way(
         assert violations(page) == []
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark"), (1920, "light")])
+def test_comparisons_stand_in_nobody_s_way(
+    browser: Browser, address: str, cat: bytes, scheme: Literal["light", "dark"], width: int
+) -> None:
+    with browser.new_page(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True
+    ) as page:
+        page.set_default_timeout(READY)
+        page.goto(address)
+        expect(page.locator(".samples .views button")).to_have_count(9)
+        assert violations(page) == []
+        page.get_by_role("button", name="Why drilling platform and not missile?").click()
+        explained(page)
+        take(page, cat)
+        explained(page)
+        page.locator("#swipe").click()
+        page.locator("#beside").select_option(label="the photo rocket.jpg")
+        page.locator("#compare-layers").click()
+        page.get_by_role("button", name="by activation").click()
+        page.locator("#over").check()
+        expect(page.locator("#save-beside")).to_be_visible()
+        expect(page.locator(".grid-table canvas")).to_have_count(40, timeout=4 * READY)
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_role("button", name="Work").click()
+        page.locator("#job").click()
+        expect(page.locator("#read")).to_have_text("2 of 2 results.", timeout=2 * READY)
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def press_until(page: Page, selector: str, most: int = 120) -> None:
     """Press the tab key until the focus is on an element."""
     for _ in range(most):

@@ -256,6 +256,10 @@ def test_two_models_stand_side_by_side_with_the_difference(
     legend = wide.locator("#legend")
     expect(legend).to_contain_text("1, red: hotter in efficientnet-lite0. 0: equal.")
     expect(legend).to_contain_text("−1, blue: hotter in resnet18.")
+    bar, figure = (wide.locator(each).bounding_box() for each in (".pair .bar", "#difference"))
+    assert bar
+    assert figure
+    assert bar["x"] + bar["width"] <= figure["x"] + figure["width"] + 1
     one, other = (
         served(several, cat, model=model, fit="squash", output="mask")
         for model in ("efficientnet-lite0", "resnet18")
