@@ -126,7 +126,7 @@ export function Beside() {
       {both && <figure><Canvas id="difference" caption={legend} paint={(canvas) => draw(canvas, on, both,
         { ...look.value, view: "heat", colormap: "coolwarm", threshold: 0 })} />
         <figcaption><Bar name="coolwarm" ticks={SIGNED} />
-          <span id="legend">{legend}<br />
+          <span id="legend-difference">{legend}<br />
             <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></span></figcaption></figure>}
     </div>}
     {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}

@@ -88,7 +88,7 @@ export function Stage() {
     return () => { removeEventListener("keydown", hold); removeEventListener("keyup", hold); };
   }, []);
   if (!now) return null;
-  const made = shown.value, signed = Boolean(made?.explanation.signed);
+  const made = shown.value;
   const region = drawn?.region;
   const part = region && (region.width < now.bitmap.width || region.height < now.bitmap.height);
   const percent = (value: number, of: number) => `${(100 * value) / of}%`;

@@ -253,7 +253,7 @@ def test_two_models_stand_side_by_side_with_the_difference(
     expect(first).to_contain_text("gradcam at bn2")
     expect(second).to_contain_text("resnet18: ")
     expect(second).to_contain_text("gradcam at layer4")
-    legend = wide.locator("#legend")
+    legend = wide.locator("#legend-difference")
     expect(legend).to_contain_text("1, red: hotter in efficientnet-lite0. 0: equal.")
     expect(legend).to_contain_text("−1, blue: hotter in resnet18.")
     bar, figure = (wide.locator(each).bounding_box() for each in (".pair .bar", "#difference"))
@@ -278,12 +278,12 @@ def test_two_equal_maps_are_said_to_be_equal(wide: Page, cat: bytes) -> None:
     take(wide, cat)
     explained(wide)
     wide.locator("#beside").select_option("model:twin")
-    expect(wide.locator("#legend")).to_contain_text("Both maps are equal")
+    expect(wide.locator("#legend-difference")).to_contain_text("Both maps are equal")
     shown = canvas(wide, "difference")
     assert np.ptp(shown.reshape(-1, 3), axis=0).max() == 0
     wide.locator("#method").select_option("hirescam")
     wide.locator("#layer").select_option("blocks.4")
-    expect(wide.locator("#legend")).to_contain_text("hotter in twin")
+    expect(wide.locator("#legend-difference")).to_contain_text("hotter in twin")
 
 
 def dragged(page: Page, divider: Locator, to: float) -> None:
