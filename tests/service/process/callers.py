@@ -118,6 +118,8 @@ class House:
     address: tuple[str, int]
     server: uvicorn.Server
     refusals: list[str] = field(default_factory=list)
+    order: list[str | float] = field(default_factory=list)
+    """Of refusals, marks, and connections that the end of the server closes if they are idle."""
     refused: asyncio.Event = field(default_factory=asyncio.Event)
     unsent: int = 0
     """Bytes of answers that nobody had read at the last refusal."""
@@ -147,7 +149,14 @@ class House:
         connections = self.server.server_state.connections
         self.unsent = max(each.transport.get_write_buffer_size() for each in connections)
         self.refusals.append(reason)
+        self.order.append(reason)
         self.refused.set()
+
+    def mark(self, *seconds: float) -> None:
+        """Note in `order` when so many seconds have passed. The loop runs its timers in the order
+        of their times, however late it is, so a refusal has its place between two marks."""
+        for each in seconds:
+            asyncio.get_running_loop().call_later(each, self.order.append, each)
 
     def listens(self) -> bool:
         return any(each.is_serving() for each in self.server.servers)
@@ -183,7 +192,9 @@ class House:
 
 
 @asynccontextmanager
-async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
+async def serving(
+    receive_seconds: float = SHORT, keep_alive: int = KEEP_ALIVE
+) -> AsyncIterator[House]:
     """At its end every connection is gone, and with it its timers."""
     made: list[BoundedProtocol] = []
     times = ConnectionLimits(receive_seconds, SHORT, 5, 100_000, lambda reason: None, LocalCounts())
@@ -196,6 +207,10 @@ async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
                 made.append(self)
                 super().connection_made(transport)
 
+            def _close_if_idle(self) -> None:
+                house.order.append("closed if idle")
+                super()._close_if_idle()
+
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await house.app(scope, receive, send)
 
@@ -205,7 +220,7 @@ async def serving(receive_seconds: float = SHORT) -> AsyncIterator[House]:
             ws="none",
             lifespan="off",
             log_config=None,
-            timeout_keep_alive=KEEP_ALIVE,
+            timeout_keep_alive=keep_alive,
             timeout_graceful_shutdown=2,
         )
         house = House(listening.getsockname(), uvicorn.Server(config))
