@@ -7,12 +7,10 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -31,7 +29,6 @@ class Asked:
     query: dict[str, list[str]]
     headers: Mapping[str, str]
     body: bytes
-    at: float
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,6 @@ class Script:
         self.busy = self.busiest = self.replied = self.connections = 0
         self.address = ""
         self._lock = threading.Lock()
-
-    @property
-    def pauses(self) -> list[float]:
-        """Seconds between requests."""
-        times = [each.at for each in self.asked]
-        return [after - before for before, after in pairwise(times)]
 
     def add(self, **changes: int) -> None:
         with self._lock:
@@ -124,7 +115,6 @@ def scripted(answer: Callable[[Asked], Reply]) -> Iterator[Script]:
                 parse_qs(parts.query, keep_blank_values=True),
                 {name.lower(): value for name, value in self.headers.items()},
                 self._body(),
-                time.monotonic(),
             )
             script.asked.append(asked)
             script.add(busy=1)

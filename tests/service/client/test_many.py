@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, closing
+from concurrent.futures import CancelledError
+from contextlib import aclosing, closing, contextmanager
 from errno import EINVAL
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,10 @@ from service.client import (
     Failure,
     ServiceError,
     UnexpectedAnswer,
+    _async,
+    _sync,
+    tasks,
+    threads,
 )
 from tests.service.client.scripted import Asked, Reply, Script, in_json, problem, scripted
 from tests.waiting import stays, until
@@ -223,6 +227,34 @@ def test_parameters_that_no_address_has_room_for_are_raised(take: Take) -> None:
         assert not script.asked
 
 
+def waits_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How each pause of a client has ended, or that it lasts."""
+    ends: list[str] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        turn = len(ends)
+        ends.append("lasts")
+        try:
+            yield
+        except (CancelledError, asyncio.CancelledError):
+            ends[turn] = "dropped"
+            raise
+        ends[turn] = "over"
+
+    def sleep(seconds: float) -> None:
+        with noted():
+            threads.sleep(seconds)
+
+    async def sleep_in_task(seconds: float) -> None:
+        with noted():
+            await tasks.sleep(seconds)
+
+    monkeypatch.setattr(_sync.transport, "sleep", sleep)
+    monkeypatch.setattr(_async.transport, "sleep", sleep_in_task)
+    return ends
+
+
 @both
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_error_of_the_photos_iterator_is_raised_after_the_results(
@@ -248,15 +280,21 @@ def test_an_error_of_the_photos_iterator_is_raised_after_the_results(
 
 
 @both
-def test_those_who_wait_for_room_are_dropped_with_the_iterator(take: Take) -> None:
-    def answer(asked: Asked) -> Reply:
-        return explained(asked) if asked.body == b"0" else problem(429, "full", Retry_After="15")
+def test_those_who_wait_for_room_are_dropped_with_the_iterator(
+    take: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = waits_of(monkeypatch)
 
-    begun = time.monotonic()
+    def answer(asked: Asked) -> Reply:
+        if asked.body != b"0":
+            return problem(429, "full", Retry_After="15")
+        until(lambda: len(ends) == 3)
+        return explained(asked)
+
     strangers = set(threading.enumerate())
     with scripted(answer) as script:
         assert scores(take(script, numbers([]), 1, in_flight=4)) == [0]
-    assert time.monotonic() - begun < 10
+    assert ends == ["dropped"] * 3
     # Those of the script's connections end when they hear of it.
     until(lambda: not set(threading.enumerate()) - strangers, 10)
 
@@ -264,7 +302,7 @@ def test_those_who_wait_for_room_are_dropped_with_the_iterator(take: Take) -> No
 @both
 def test_several_maps_of_a_photo_follow_each_other(take: Take) -> None:
     def answer(asked: Asked) -> Reply:
-        one = explained(Asked("", "", "", {}, {}, b"7", 0)).body.decode()
+        one = explained(Asked("", "", "", {}, {}, b"7")).body.decode()
         first = one[one.index("[{") + 1 : one.rindex("]}")]
         return Reply(body=f'{{"predictions": [], "explanations": [{first}, {first}]}}'.encode())
 
