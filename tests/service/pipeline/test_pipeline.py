@@ -7,7 +7,6 @@ import base64
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from io import BytesIO
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from service.features.evaluate.judge import evaluate
 from service.features.evaluate.parameters import EvaluateParameters
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from service.pipeline import pipeline as pipeline_module
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline
@@ -197,8 +197,8 @@ async def test_a_method_of_many_passes_leaves_half_of_the_time_to_the_scores(
     pipeline: Pipeline, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scoring = Scoring(replicas, pipeline, monkeypatch)
-    now = monotonic()
-    until = now + 60
+    now, until = 1000.0, 1060.0
+    monkeypatch.setattr(pipeline_module, "monotonic", lambda: now)
     async with pipeline.explain(
         replicas, instance(method="rise", evaluate=["complexity"]), until=until
     ):
@@ -210,9 +210,7 @@ async def test_a_method_of_many_passes_leaves_half_of_the_time_to_the_scores(
     async with pipeline.explain(replicas, instance(method="rise"), until=until):
         pass
     (_, first), (_, second), (_, alone) = scoring.asked
-    assert first is not None
-    assert second is not None
-    assert now + 29 < first <= second < now + 45
+    assert first == second == now + 30
     assert alone == until
 
 
