@@ -94,9 +94,10 @@ class Stage:
         time.sleep(1.2)
         return int(self._hooks.read_text())
 
-    def stop(self) -> int:
+    def stop(self, seconds: float = 40) -> int:
+        """Its exit status, which has to come within so many seconds."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(40)
+        return self.process.wait(seconds)
 
 
 @contextmanager
