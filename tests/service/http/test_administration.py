@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from service.app import create_app
 from service.core.errors import ConfigError
+from service.engine import manager
 from service.limits.keys import new_key
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
@@ -189,17 +190,21 @@ def test_a_model_leaves_when_its_requests_are_done(tmp_path: Path) -> None:
         assert explain(client).status_code == 200
 
 
-def test_a_request_that_hangs_keeps_no_model_for_ever(tmp_path: Path) -> None:
-    with served(tmp_path, drain_seconds=0.3) as client, ThreadPoolExecutor(2) as threads:
+def test_a_request_that_hangs_keeps_no_model_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The manager's clock goes on by a second with each look at it.
+    seconds = count()
+    monkeypatch.setattr(manager, "monotonic", lambda: next(seconds))
+    with served(tmp_path, drain_seconds=20) as client, ThreadPoolExecutor(2) as threads:
         add(client, source=f"{HERE}:paused", max_batch=1)
         answered(client, 200)
         may_run.clear()
         running.clear()
         hangs = threads.submit(explain, client)
         assert running.wait(SECONDS)
-        started = time.monotonic()
         assert client.delete(MODEL).status_code == 204
-        assert 0.2 < time.monotonic() - started < 5
+        assert next(seconds) == 22, "one look before and one after the 20 s, in which it waited"
         check(hangs.result(SECONDS), 503, "unavailable")
         assert client.get(MODEL).status_code == 404
         assert client.get("/readyz").status_code == 200
