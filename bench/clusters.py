@@ -1,8 +1,8 @@
 """Clusters of maps: how long they take, and whether suspects are found where a cheat is planted and
 nowhere else.
 
-    python -m bench.clusters [--only speed planting …] [--seeds 5] [--crops 2000] [--kinds …]
-        [--write]
+    python -m bench.clusters [--only speed planting …] [--seeds 5] [--first 0]
+        [--crops 2000] [--kinds …] [--write]
 
 - `speed`: 10,000 maps of 14 × 14 positions with thumbnails, as one class and as 10 classes of
   1,000: seconds, seconds of CPU time and peak memory of a process of its own, with the embedding,
@@ -62,6 +62,7 @@ def main() -> None:
     parts = ("speed", "planting", "shortcuts", "clean", "report")
     parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed of the shortcuts")
     parser.add_argument("--crops", type=int, default=2000)
     parser.add_argument("--kinds", nargs="*")
     parser.add_argument("--write", action="store_true")
@@ -86,11 +87,10 @@ def main() -> None:
         if "shortcuts" in asked.only:
             from bench.shortcuts import of_kinds, of_whole_class
 
-            found["shortcuts"] = list(of_kinds(asked.seeds, asked.kinds))
+            seeds = range(asked.first, asked.first + asked.seeds)
+            found["shortcuts"] = list(of_kinds(seeds, asked.kinds))
             found["mark on a whole class"] = [
-                of_whole_class(kind, seed)
-                for kind in asked.kinds or KINDS
-                for seed in range(asked.seeds)
+                of_whole_class(kind, seed) for kind in asked.kinds or KINDS for seed in seeds
             ]
         if "clean" in asked.only:
             found["clean"] = clean(asked.seeds, asked.crops)

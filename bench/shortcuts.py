@@ -7,7 +7,7 @@ mark decides. A kind counts as a case if the mark turns at least `USED` of other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import cv2
@@ -156,10 +156,10 @@ def predicted(model: nn.Module, photos: Photos) -> NDArray[np.int64]:
     return found
 
 
-def of_kinds(seeds: int, kinds: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+def of_kinds(seeds: Iterable[int], kinds: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield a row for each scene, seed and kind: the share of other classes' photos that the mark
     turns, and for each share of marked photos the best cluster and the suspects."""
-    for seed in range(seeds):
+    for seed in seeds:
         for name, scene in SCENES.items():
             for triple in TRIPLES:
                 if kinds and not set(triple) & set(kinds):

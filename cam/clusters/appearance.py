@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.clusters.discriminant import separability
+from cam.clusters.discriminant import scaled, separability
+from cam.clusters.look import told_by_look, told_by_scene
 from cam.drawing.heatmap import Float, resize
 from cam.errors import InvalidImages
 
@@ -71,6 +72,15 @@ class Appearance:
     """How well what lies under each photo's own heat, wherever that is, tells the members from the
     other photos: see `discriminant.separability`. 0.5 if the heat lies on the same kind of thing as
     in other photos, such as the object; 1 if it always lies on something else."""
+    middle: float = 0.0
+    """The median of the spreads of the pixels that are not hot. Unlike `outside`, dark corners that
+    all members have do not make it small."""
+    look: float = 0.5
+    """How well the overall look of the photos tells the members from the other photos, 0 … 1:
+    `look.told_by_look`. 0.5 if it was not compared."""
+    scene: float = 1.0
+    """How well what they show tells the members from the other photos, once the change that all
+    members share is undone: `look.told_by_scene`. 1 if it was not compared."""
 
     @property
     def copies(self) -> bool:
@@ -101,12 +111,20 @@ class Appearance:
         )
 
 
-def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Photos) -> Appearance:
+def appearance(
+    heat: Float,
+    photos: Photos,
+    other_heat: Float,
+    other_photos: Photos,
+    *,
+    whole: bool = False,
+) -> Appearance:
     """Compare the photos of a cluster with other photos of the class.
 
     Args:
         heat, other_heat: the maps of the photos, float32 (m, h, w), 0 … 1.
         photos, other_photos: uint8 (m, H, W, 3), at least one each.
+        whole: whether the photos are compared as a whole, too: `look` and `scene`.
     """
     place = resize(hot_place(heat).astype(np.float32), *photos.shape[1:3]) >= 0.5
     spread = spreads(photos, other_photos)
@@ -120,7 +138,10 @@ def appearance(heat: Float, photos: Photos, other_heat: Float, other_photos: Pho
         shift=float(np.quantile(moved[place], 0.95)) if place.any() else 0.0,
         shift_outside=float(np.quantile(moved[~place], 0.75)) if beside.size else 0.0,
         error=2 * math.sqrt(1 / len(photos) + 1 / len(other_photos)),
-        unlike=separability(*_scaled(under, other_under)),
+        unlike=separability(*scaled(under, other_under)),
+        middle=float(np.median(beside)) if beside.size else 0.0,
+        look=told_by_look(photos, other_photos) if whole else 0.5,
+        scene=told_by_scene(photos, other_photos) if whole else 1.0,
     )
 
 
@@ -198,14 +219,6 @@ def shifts(members: Photos | Float, others: Photos | Float) -> Float:
     return np.asarray(
         (np.abs(mine.mean(0) - control.mean(0)) / np.sqrt(spread)).max(-1), np.float32
     )
-
-
-def _scaled(members: Float, others: Float) -> tuple[Float, Float]:
-    """Return both groups, scaled so that each column of all rows has mean 0 and standard deviation
-    1."""
-    both = np.concatenate([members, others])
-    scaled = (both - both.mean(0)) / np.maximum(both.std(0), 1e-6)
-    return scaled[: len(members)], scaled[len(members) :]
 
 
 def _with_edges(photos: Photos) -> Float:

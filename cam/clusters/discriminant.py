@@ -35,6 +35,14 @@ def separability(members: Float, others: Float) -> float:
     return float(wins.mean())
 
 
+def scaled(members: Float, others: Float) -> tuple[Float, Float]:
+    """Return both groups, scaled so that each column of all rows has mean 0 and standard deviation
+    1."""
+    both = np.concatenate([members, others])
+    rows = (both - both.mean(0)) / np.maximum(both.std(0), 1e-6)
+    return rows[: len(members)], rows[len(members) :]
+
+
 def separation(members: Float, others: Float) -> float:
     """Return the distance of the groups' means on the discriminant, in standard deviations of the
     groups. About 0 if the groups are alike.

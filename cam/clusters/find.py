@@ -368,16 +368,17 @@ class _Search:
         """Return the evidence of a cluster with that of its photos, where these may decide."""
         if self.photos is None or not evidence.worth_a_look:
             return evidence
-        return replace(evidence, appearance=self._look(members))
+        return replace(evidence, appearance=self._look(members, whole=evidence.may_be_covered))
 
-    def _look(self, members: NDArray[np.bool_]) -> Appearance | None:
-        """Read the photos of some members and of some other maps, and compare them; None if too
-        few of them can be read."""
+    def _look(self, members: NDArray[np.bool_], *, whole: bool) -> Appearance | None:
+        """Read the photos of some members and of some other maps, and compare them, also as a whole
+        if asked; None if too few of them can be read."""
         mine, photos = self._photos_of(members, MEMBERS)
         others, other_photos = self._photos_of(~members, OTHERS)
         if min(len(mine), len(others)) < LEAST_PHOTOS:
             return None
-        return appearance(self.maps[mine], photos, self.maps[others], other_photos)
+        heat, other_heat = self.maps[mine], self.maps[others]
+        return appearance(heat, photos, other_heat, other_photos, whole=whole)
 
     def _whole(self, note: str) -> Clusters:
         labels = np.zeros(len(self.maps), np.int64)

@@ -34,6 +34,11 @@ if its contributions to the score add to those of the other photos and take litt
 lower, and its photos look like others elsewhere. This finds marks at varying places, and some that
 cover the photo.
 
+A mark that covers the photo hides some of the object, so that it takes more from the other evidence
+and is less far apart. Less is enough if the photos of the group differ from the others by one
+change that all of them share (`Appearance.look`), and no longer once it is undone
+(`Appearance.scene`): photos of other things still do.
+
 Photos that are known to be copies or crops of one photo are not evidence, and neither are their
 maps.
 
@@ -53,7 +58,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.clusters.appearance import Appearance, hot_place
+from cam.clusters.appearance import DIFFERENT, Appearance, hot_place
 from cam.clusters.use import Difference
 from cam.drawing.heatmap import Float, border
 
@@ -65,6 +70,7 @@ Reason = Literal[
     "stands out",
     "other use",
     "added use",
+    "whole photo",
     "one colour",
     "border",
 ]
@@ -91,6 +97,14 @@ LOST: Final = 0.1
 """Largest share of the differences in which such a group has less than others."""
 RAISED: Final = 0.8
 """Least chance that a photo of such a group has a higher score than another photo."""
+COVERED: Final = 4.0
+"""Least separation of a group whose photos one change covers. Clean photos reach 3.9."""
+COVERED_LOST: Final = 0.17
+"""Largest share of the differences in which such a group has less: a veil hides the object."""
+LOOK: Final = 0.95
+"""Least `Appearance.look` of photos that one change covers."""
+SCENE: Final = 0.7
+"""Largest `Appearance.scene` of photos that show the same things as others but for the change."""
 REGULAR: Final = 0.0015
 """Largest product of conductance and unsteadiness at which maps alone are evidence."""
 SHARED: Final = 0.75
@@ -112,6 +126,7 @@ SENTENCES: Final[dict[Reason, str]] = {
     "stands out": "the photos show something there that other photos of the class lack",
     "other use": "the model used something there that it uses in no other photo of the class",
     "added use": "the model found evidence there beside what it uses in other photos of the class",
+    "whole photo": "one change covers the whole photos, and the model found evidence in it",
     "one colour": "the heat lies on one colour",
     "border": "the heat lies at the border more than in other maps of the class",
 }
@@ -152,7 +167,7 @@ class Evidence:
             self.size >= (LEAST_USES if self.by_use else LEAST_MEMBERS)
             and self.share <= (MOST_USES if self.by_use else 0.5)
             and self.conductance <= SEPARATE
-            and (self._far_apart or self._adds if self.by_use else self._at_own_place)
+            and (self._apart if self.by_use else self._at_own_place)
         )
 
     @property
@@ -160,6 +175,11 @@ class Evidence:
         """Whether other maps have little heat at this place, or the place does not matter because
         the model used something far apart."""
         return self.foreign <= OWN or self._far_apart
+
+    @property
+    def _apart(self) -> bool:
+        """Whether what the model used in a group of similar uses may be evidence."""
+        return self._far_apart or self._adds or self.may_be_covered
 
     @property
     def _far_apart(self) -> bool:
@@ -175,6 +195,18 @@ class Evidence:
             found is not None
             and found.apart >= ADDED
             and found.lost <= LOST
+            and found.raised >= RAISED
+        )
+
+    @property
+    def may_be_covered(self) -> bool:
+        """Whether what the model used allows that one change covers the members' photos."""
+        found = self.difference
+        return (
+            self.by_use
+            and found is not None
+            and found.apart >= COVERED
+            and found.lost <= COVERED_LOST
             and found.raised >= RAISED
         )
 
@@ -213,6 +245,20 @@ class Evidence:
         return self._adds and self.appearance is not None and not self.appearance.copies
 
     @property
+    def covered(self) -> bool:
+        """Whether one change covers the members' photos, in which the model found evidence: their
+        overall look tells them from the other photos, and what they show does not, once the change
+        is undone."""
+        seen = self.appearance
+        return (
+            self.may_be_covered
+            and seen is not None
+            and seen.middle >= DIFFERENT
+            and seen.look >= LOOK
+            and seen.scene <= SCENE
+        )
+
+    @property
     def copies(self) -> bool:
         """Whether the photos are known to be copies or crops of one photo."""
         return self.appearance is not None and self.appearance.copies
@@ -225,7 +271,7 @@ class Evidence:
     def suspect(self) -> bool:
         if not self.worth_a_look:
             return False
-        if self.other_use or self.added_use:
+        if self.other_use or self.added_use or self.covered:
             return True
         caused = self.same_thing or self.stands_out or self.same_pattern
         return not self.by_use and self.foreign <= OWN and caused and not self.copies
@@ -263,6 +309,7 @@ class Evidence:
             "stands out": self.stands_out,
             "other use": self.other_use,
             "added use": self.added_use,
+            "whole photo": self.covered,
             "same pattern": self.same_pattern,
             "own place": self.foreign <= OWN,
             "border": self.at_border,

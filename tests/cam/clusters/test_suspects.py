@@ -239,6 +239,12 @@ ADDED_USE = replace(
     difference=Difference(apart=4.5, lost=0.1, raised=0.8),
 )
 """Suspect for evidence beside that of other photos, at the thresholds."""
+COVERED = replace(
+    ADDED_USE,
+    appearance=replace(seen(inside=0.5, outside=0.1), middle=0.4, look=0.95, scene=0.7),
+    difference=Difference(apart=4.0, lost=0.17, raised=0.8),
+)
+"""Suspect for one change of the whole photos, at the thresholds."""
 STEADY = replace(SUSPECT, conductance=0.01, hot=3, unsteadiness=0.15, border=1.4, appearance=None)
 """Suspect for the maps alone, at the thresholds."""
 
@@ -330,9 +336,28 @@ def test_a_group_whose_evidence_does_not_only_add(change: dict[str, float]) -> N
     assert not replace(ADDED_USE, difference=less).suspect
 
 
+@pytest.mark.parametrize("change", [{"apart": 3.99}, {"lost": 0.171}, {"raised": 0.79}])
+def test_a_group_that_is_not_far_enough_apart_for_a_change_of_its_photos(
+    change: dict[str, float],
+) -> None:
+    assert COVERED.difference
+    assert COVERED.suspect
+    assert not replace(COVERED, difference=replace(COVERED.difference, **change)).suspect
+
+
+@pytest.mark.parametrize("change", [{"look": 0.94}, {"scene": 0.71}, {"middle": 0.39}])
+def test_photos_that_no_one_change_covers(change: dict[str, float]) -> None:
+    assert COVERED.appearance
+    assert not replace(COVERED, appearance=replace(COVERED.appearance, **change)).suspect
+
+
+def test_a_change_of_whole_photos_is_no_evidence_about_a_place() -> None:
+    assert not replace(COVERED, by_use=False).suspect
+
+
 def test_copies_of_one_photo_are_not_suspect_however_steady_their_maps() -> None:
     copies = seen(inside=0.0, outside=0.39, shift=3, unlike=1)
-    for evidence in (SUSPECT, STANDS_OUT, OTHER_USE, STEADY, ADDED_USE):
+    for evidence in (SUSPECT, STANDS_OUT, OTHER_USE, STEADY, ADDED_USE, COVERED):
         assert not replace(evidence, appearance=copies).suspect
 
 
@@ -363,6 +388,7 @@ def test_reasons() -> None:
     assert STANDS_OUT.reasons == ("stands out", "own place", "one colour")
     assert OTHER_USE.reasons == ("other use", "own place", "one colour")
     assert ADDED_USE.reasons == ("added use", "one colour")
+    assert COVERED.reasons == ("whole photo",)
     assert STEADY.reasons == ("same pattern", "own place", "border", "isolated")
     assert replace(STEADY, share=1).reasons == ()
     nothing = replace(SUSPECT, foreign=0.61, appearance=None)
@@ -370,7 +396,7 @@ def test_reasons() -> None:
     assert "one colour" not in replace(SUSPECT, appearance=seen(colour=0.34)).reasons
     told = {
         reason
-        for evidence in (own, STANDS_OUT, OTHER_USE, ADDED_USE, STEADY)
+        for evidence in (own, STANDS_OUT, OTHER_USE, ADDED_USE, COVERED, STEADY)
         for reason in evidence.reasons
     }
     assert told == set(SENTENCES)
