@@ -26,7 +26,7 @@ export interface Model {
 export interface Layer { name: string; grid?: [number, number]; explainable: boolean; default: boolean }
 export interface Explanation {
   target: LabelledClass & { box?: Box; minus?: LabelledClass; against?: true; score?: number; text?: string;
-    minus_text?: string };
+    minus_text?: string; unit?: { layer: string; channel: number } };
   method: string; layer: string; layer_reason?: string; covers?: Box; signed?: true;
   heatmap: { shape: [number, number]; encoding: string; data: string };
   concentration?: number; warnings: string[]; passes?: { made: number; of: number };
@@ -224,8 +224,8 @@ export async function predict(model: string, fit: string, count: string, photo: 
 
 /** An answer of another verb about a photo: as JSON, or as a picture. */
 export const about = (verb: string, model: string, parameters: Record<string, string | undefined>,
-    photo: Blob, accept: string): Promise<Response> =>
-  askOf(photo, pathOf(verb, model, parameters), accept);
+    photo: Blob, accept: string, signal?: AbortSignal): Promise<Response> =>
+  askOf(photo, pathOf(verb, model, parameters), accept, signal);
 
 /** The photo as the service reads it, for files that the browser cannot decode. */
 export async function drawn(model: string, photo: Blob): Promise<Blob> {

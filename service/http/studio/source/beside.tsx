@@ -7,7 +7,7 @@ import { agreement } from "./comparison";
 import * as photos from "./photos";
 import type { Picture } from "./photos";
 import { difference } from "./smallmap";
-import { Bar, SIGNED } from "./legend";
+import { Bar, SIGNED, captionOf } from "./legend";
 import { draw, heatOn } from "./stage";
 import { NOTHING, beside, choice, explained, look, model, names, photo, picture, shown, strip,
   type Shown } from "./view";
@@ -23,14 +23,16 @@ let asking = new AbortController();
 
 /** What is asked of the other model: the class of the same name, or the one that it predicts. */
 function sameOf(about: api.Model) {
-  const { label, index } = shown.value!.explanation.target;
+  const { label, index, minus } = shown.value!.explanation.target;
   const same = label === undefined ? -1 : about.labels.indexOf(label);
+  const contrast = minus?.label === undefined ? -1 : about.labels.indexOf(minus.label);
   const named = choice.value.target !== undefined && (same >= 0 ? same : index < about.classes ? index : -1);
   const able = about.methods.find(({ name, available }) => available && name === choice.value.method);
   return { ...choice.value, ...NOTHING, model: about.name, layer: "auto",
     signed: choice.value.signed && Boolean(able?.signed),
     method: able ? choice.value.method : "gradcam",
-    target: named === false || named < 0 ? undefined : named };
+    target: named === false || named < 0 ? undefined : named,
+    minus: named !== false && named >= 0 && contrast >= 0 ? contrast : undefined };
 }
 
 async function explainOther(what: string, stop: AbortSignal): Promise<void> {
@@ -60,28 +62,24 @@ const best = ({ prediction }: Shown) => {
   return first ? `${first.label ?? first.index} ${(first.probability ?? first.value ?? 0).toFixed(3)}` : "";
 };
 
-/** What a map is of. */
-function told({ explanation: { target, method, layer } }: Shown): [string, string] {
-  return [`${target.label ?? target.index}`, layer ? words.methodAt(method, layer) : method];
-}
-
 /** A map with what it is of below it. */
 function One({ id, name, on, made }: { id: string; name: string; on: Picture; made: Shown }) {
-  const [label, how] = told(made);
+  const { method, layer } = made.explanation, view = look.value;
+  const label = captionOf(made), how = layer ? words.methodAt(method, layer) : method;
   return <figure><Canvas id={id} caption={`${name}: ${label}; ${how}`}
-    paint={(canvas) => draw(canvas, on, heatOn(on, made), look.value)} />
+    paint={(canvas) => draw(canvas, on, heatOn(on, made), view)} />
     <figcaption><span><strong>{name}</strong>: {label}
       <br /><small>{how}. {words.predicts(best(made))}</small></span></figcaption></figure>;
 }
 
 /** Both maps at one place, with a divider between them. */
 function Swipe({ left, right, names: [one, two] }: { left: Shown; right: Shown; names: [string, string] }) {
-  const at = useSignal(MIDDLE), on = picture.value!;
+  const at = useSignal(MIDDLE), on = picture.value!, view = look.value;
   const upper = useRef<HTMLCanvasElement>(null), lower = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
-    draw(upper.current!, on, heatOn(on, left), look.value);
-    draw(lower.current!, on, heatOn(on, right), look.value);
-  });
+    draw(upper.current!, on, heatOn(on, left), view);
+    draw(lower.current!, on, heatOn(on, right), view);
+  }, [left, right, on, view]);
   return <figure id="both"><div class="picture">
     <canvas ref={lower} id="lower" role="img" aria-label={words.divider(one, two)} />
     <canvas ref={upper} id="upper" class="upper" style={cutAt(at.value)} aria-hidden="true" />
@@ -89,11 +87,19 @@ function Swipe({ left, right, names: [one, two] }: { left: Shown; right: Shown; 
     <figcaption><span>{one}</span><span>{two}</span></figcaption></figure>;
 }
 
+/** What can stand beside the map, as values and texts of a select. */
+function options(): [string, string][] {
+  return [...names.value.filter((name) => name !== model.value?.name).map((name): [string, string] => [`model:${name}`, words.besideModel(name)]),
+    ...strip.value.filter(({ digest }) => digest !== photo.value?.digest).map(({ digest, name }): [string, string] =>
+      [`photo:${digest}`, words.besidePhoto(name)])];
+}
+
 export function Beside() {
   const swipes = useSignal(false);
   const section = useRef<HTMLElement>(null);
   useSignalEffect(() => {
     const what = beside.value, ready = shown.value && picture.value;
+    if (ready && what && !options().some(([value]) => value === what)) { beside.value = ""; return; }
     asking.abort();
     asking = new AbortController();
     const stop = asking.signal;
@@ -104,20 +110,18 @@ export function Beside() {
     });
   });
   const now = model.value, mine = shown.value, on = picture.value, that = other.value;
-  const photosLeft = strip.value.filter(({ digest }) => digest !== photo.value?.digest);
-  if (!now || !mine || !on || (names.value.length < 2 && !photosLeft.length)) return null;
+  const all = options();
+  if (!now || !mine || !on || !all.length) return null;
   const same = beside.value.startsWith("model:");
   const both = that && same && that.picture === on ? difference(heatOn(on, mine), heatOn(on, that.made)) : null;
+  const alike = both && that ? agreement(mine, that.made, on) : NaN;
   const legend = both?.flat ? words.equal : words.difference(now.name, that?.name ?? "");
   return <section ref={section} class="card later" aria-labelledby="beside-heading">
     <h2 id="beside-heading">{words.beside}</h2>
     <select id="beside" aria-labelledby="beside-heading" value={beside.value}
       onChange={(event) => { beside.value = event.currentTarget.value; }}>
       <option value="">{words.besideNothing}</option>
-      {names.value.filter((name) => name !== now.name).map((name) =>
-        <option key={name} value={`model:${name}`}>{words.besideModel(name)}</option>)}
-      {photosLeft.map(({ digest, name }) =>
-        <option key={digest} value={`photo:${digest}`}>{words.besidePhoto(name)}</option>)}
+      {all.map(([value, text]) => <option key={value} value={value}>{text}</option>)}
     </select>
     {problem.value && <p class="warning">{problem.value}</p>}
     {that && <div class="pair">
@@ -127,7 +131,7 @@ export function Beside() {
         { ...look.value, view: "heat", colormap: "coolwarm", threshold: 0 })} />
         <figcaption><Bar name="coolwarm" ticks={SIGNED} />
           <span id="legend-difference">{legend}<br />
-            <small id="alike">{words.together(agreement(mine, that.made, on).toFixed(2))}</small></span></figcaption></figure>}
+            <small id="alike">{!Number.isNaN(alike) && words.together(alike.toFixed(2))}</small></span></figcaption></figure>}
     </div>}
     {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}
     {that && <p class="row">{both && <button type="button" id="swipe-both" aria-pressed={swipes.value}

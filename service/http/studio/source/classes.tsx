@@ -56,9 +56,9 @@ function Detections() {
 
 /** The classes whose label or synonym has a text in it. */
 function found({ labels, synonyms }: Model, text: string) {
-  const called = new Map<number, string>();
+  const called = new Map<number, string>(), spaced = text.replace(/[-_]/g, " ");
   for (const [name, classes] of Object.entries(synonyms)) {
-    if (name.includes(text)) for (const index of classes) if (!called.has(index)) called.set(index, name);
+    if (name.includes(spaced)) for (const index of classes) if (!called.has(index)) called.set(index, name);
   }
   return labels.flatMap((label, index) => {
     const named = label.toLowerCase().includes(text), synonym = called.get(index);
@@ -99,7 +99,7 @@ export function Classes() {
     {now.kind === "classes" && all.length > 0 && <div class="row">
       <label>{words.contrast} <select id="minus" title={words.contrastHint} value={minus ?? ""}
         onChange={({ currentTarget: { value } }) => {
-          choose({ text: undefined, minusText: undefined, minus: value === "" ? undefined : Number(value), target: target ?? explained });
+          choose({ text: undefined, minusText: undefined, minus: value === "" ? undefined : Number(value), target: target ?? explained ?? all[0]!.index });
         }}>
         <option value="">{words.contrastNone}</option>
         {minus !== undefined && !all.some(({ index }) => index === minus) &&

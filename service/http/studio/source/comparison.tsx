@@ -1,6 +1,6 @@
 // Small maps of many methods at once, at one layer or at several.
 
-import { signal } from "@preact/signals";
+import { signal, useSignalEffect } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { patiently, textOf, type Layer, type Method } from "./api";
 import { spearman } from "./smallmap";
@@ -8,7 +8,7 @@ import { draw, heatOn, smaller } from "./stage";
 import { choice, choose, explained, look, method, methodNamed, model, photo, picture, shown, usable,
   type Choice, type Shown } from "./view";
 import { setMethod } from "./settings";
-import type { Picture } from "./photos";
+import type { Photo, Picture } from "./photos";
 import { savePanel } from "./panel";
 import { words } from "./words";
 
@@ -43,9 +43,9 @@ function put(at: Cell, cell: Partial<Cell>): void {
       ? { ...each, ...cell, busy: cell.busy ?? false } : each);
 }
 
-async function compute(cell: Cell, asked: Choice): Promise<void> {
-  const of = photo.value, { signal } = filling, { method, layer } = cell;
-  if (!of || signal.aborted) return;
+async function compute(cell: Cell, asked: Choice, of: Photo, signal: AbortSignal): Promise<void> {
+  const { method, layer } = cell;
+  if (signal.aborted) return;
   put(cell, { busy: true });
   try {
     const signed = asked.signed && Boolean(methodNamed(method)?.signed);
@@ -89,18 +89,19 @@ export function stages(): Layer[] {
 
 /** Fills the grid with the maps of all methods of a few passes; with those of some methods at each stage. */
 export async function compare(several = false, from = 0): Promise<void> {
-  const asked = choice.value, layers = several ? stages() : [];
+  const asked = choice.value, of = photo.value, layers = several ? stages() : [];
+  if (!of) return;
   let methods = (model.value?.methods ?? []).filter((each) =>
     each.available && (!several || (isQuick(each) && each.at === "layer")));
   [columns.value, rows.value, first.value] = [layers, methods.map(({ name }) => name), from];
   if (several) methods = methods.slice(from, from + rowsAtOnce());
   filling.abort();
-  filling = new AbortController();
+  const { signal } = filling = new AbortController();
   const names = several ? layers.map(({ name }) => name) : [asked.layer];
   cells.value = methods.flatMap(({ name }) => names.map((layer) => ({ method: name, layer })));
   const left = cells.value.filter((cell) => isQuick(methodNamed(cell.method)!));
   const work = async () => {
-    for (let next = left.shift(); next; next = left.shift()) await compute(next, asked);
+    for (let next = left.shift(); next; next = left.shift()) await compute(next, asked, of, signal);
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
 }
@@ -133,7 +134,7 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   }
   return <div class="map empty">
     {problem ? <small title={problem}>{problem}</small> : busy || bare ? <small>{busy && words.waiting}</small>
-      : <button type="button" onClick={() => void compute(cell, choice.value)}>
+      : <button type="button" onClick={() => void compute(cell, choice.value, photo.value!, filling.signal)}>
         {words.compute(told?.budget ? `${told.budget} passes` : told?.cost ?? "")}</button>}
     {!bare && <span>{of}</span>}
   </div>;
@@ -162,8 +163,19 @@ function Table({ all }: { all: Cell[] }) {
   </>;
 }
 
+/** What all maps of the grid have in common: they are of one photo, and answer one question to one model. */
+function common(): string {
+  const { method, layer, signed, ...rest } = choice.value;
+  return JSON.stringify([photo.value?.digest, rest]);
+}
+let filled = "";
+
 export function Comparison() {
   const section = useRef<HTMLElement>(null);
+  useSignalEffect(() => {
+    const now = common();
+    if (now !== filled) [filled, cells.value] = [(filling.abort(), now), null];
+  });
   if (!photo.value || !model.value) return null;
   return <section ref={section} class="card later" aria-labelledby="compare-heading">
     <h2 id="compare-heading">{words.compare}</h2>

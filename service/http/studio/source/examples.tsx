@@ -31,7 +31,10 @@ async function open(name: ExampleName, view: Ready): Promise<void> {
   const asked = choiceOf(view)!;
   if (examples.get(current.value ?? "") !== name) await sample(name);
   choose(asked);
-  if (!view.compares) return;
+  if (!view.compares) {
+    requestAnimationFrame(() => document.querySelector(".stage")?.scrollIntoView({ block: "nearest" }));
+    return;
+  }
   void compare(view.compares === "layers");
   requestAnimationFrame(() => document.getElementById("compare-heading")?.scrollIntoView());
 }

@@ -18,7 +18,7 @@ const kind = signal<Kind | null>(null), busy = signal(false), problem = signal("
 const gallery = signal(""), channels = signal<number[]>([]), layer = signal("");
 /** The maps of the channels, in place of a picture of all; null if the page cannot draw them. */
 const maps = signal<{ index: number; most: number; made: Shown }[] | null>(null), over = signal(false);
-let asked = 0;
+let asking = new AbortController();
 
 /** The feature maps of the strongest channels, as the layer's output has them; null if that does not have a row and
  * a column for each position. */
@@ -42,29 +42,31 @@ async function mapsOf(file: ArrayBuffer, channels: number[], made: Shown) {
 
 /** Draws the strongest feature maps of the layer whose map is shown, or its concepts. */
 export async function ask(wanted: Kind): Promise<void> {
-  const of = photo.value, made = shown.value, mine = ++asked;
+  const of = photo.value, made = shown.value, { model: about, fit, target } = choice.value;
   if (!of || !made) return;
+  asking.abort();
+  const { signal } = asking = new AbortController();
   const name = made.explanation.layer;
-  const parameters = { layer: name, fit: choice.value.fit, top_k: CHANNELS,
-    target: choice.value.target?.toString(), by: wanted === "concepts" ? undefined : wanted,
+  const parameters = { layer: name, fit, top_k: CHANNELS,
+    target: target?.toString(), by: wanted === "concepts" ? undefined : wanted,
     concepts: wanted === "concepts" ? CONCEPTS : undefined };
   busy.value = true;
   problem.value = "";
   try {
     const one = (accept: string) => api.patiently(() =>
-      api.about("activations", choice.value.model, parameters, of.blob, accept));
+      api.about("activations", about, parameters, of.blob, accept, signal), signal);
     const { activations: [seen] } = (await (await one("application/json")).json()) as { activations: [api.Activation] };
     const small = wanted !== "concepts" && seen.output.shape.reduce((product, side) => product * side, 1) <= MOST;
     const found = small ? await mapsOf(await (await one("application/x-npz")).arrayBuffer(), seen.channels, made) : null;
     const drawn = found ? null : await (await one("image/png")).blob();
-    if (mine !== asked) return;
+    if (signal.aborted) return;
     URL.revokeObjectURL(gallery.value);
     [gallery.value, maps.value] = [drawn ? URL.createObjectURL(drawn) : "", found];
     [kind.value, channels.value, layer.value] = [wanted, wanted === "concepts" ? [] : seen.channels, name];
   } catch (error) {
-    if (mine === asked) problem.value = api.textOf(error);
+    if (!signal.aborted) problem.value = api.textOf(error);
   }
-  busy.value = false;
+  if (!signal.aborted) busy.value = false;
 }
 
 /** One feature map, from its own least number to its own greatest; none is cut off. */
@@ -80,9 +82,10 @@ function Channel({ made }: { made: Shown }) {
 }
 
 export function Inside() {
-  useSignalEffect(() => {  // what is drawn belongs to a photo, and goes with it
+  useSignalEffect(() => {  // what is drawn is of a photo and a model, and goes with them
     void photo.value;
-    asked++;
+    void model.value;
+    asking.abort();
     URL.revokeObjectURL(gallery.peek());
     [gallery.value, maps.value, channels.value, kind.value, problem.value, busy.value] = ["", null, [], null, "", false];
   });

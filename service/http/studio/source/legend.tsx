@@ -2,7 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import { CONTOUR, colormapOf, table, type Colormap, type Look } from "./colours";
-import { choice, isBright, methodNamed, type Shown } from "./view";
+import { isBright, methodNamed, type Shown } from "./view";
 import { words } from "./words";
 
 export const SIGNED = ["−1", "0", "1"] as const;
@@ -21,21 +21,26 @@ export function Bar({ name, ticks }: { name: Colormap; ticks: readonly string[] 
   </span>;
 }
 
-/** What the map explains, as the sentence below the colours names it. */
-function explainedBy({ explanation: { target } }: Shown): string {
-  if (choice.value.unit) return words.unitNamed(choice.value.unit);
+/** What a map explains, as sentences and captions name it. */
+export function explainedBy({ explanation: { target } }: Shown): string {
+  if (target.unit) return words.unitNamed(`${target.unit.channel}@${target.unit.layer}`);
   const minus = target.minus_text ?? target.minus?.label ?? target.minus?.index;
   return words.targetNamed(`${target.label ?? target.index ?? ""}`, minus === undefined ? undefined : `${minus}`);
 }
 
+/** The same, with what is asked of it. */
+export const captionOf = (made: Shown) =>
+  made.explanation.target.against ? words.againstOf(explainedBy(made)) : explainedBy(made);
+
 export function Legend({ look, made }: { look: Look; made: Shown }) {
-  const { method, signed, target: { against } } = made.explanation, what = explainedBy(made);
+  const { method, signed, target } = made.explanation, what = explainedBy(made), against = Boolean(target.against);
   if (look.view === "photo") return null;
   const scale = words.scale(isBright(method));
-  const sentence = look.view === "contour" ? words.contourOf(String(look.threshold || CONTOUR), scale)
-    : signed ? words.signedScale(what, scale)
+  const least = String(look.threshold || CONTOUR);
+  const sentence = look.view === "contour" ? signed ? words.signedContourOf(least, what, scale, against) : words.contourOf(least, scale)
+    : signed ? words.signedScale(what, scale, against)
     : methodNamed(method)?.class_dependence === "none" ? words.blindScale(scale)
-    : words.unsignedScale(what, scale, Boolean(against));
+    : words.unsignedScale(what, scale, against);
   return <div class="legend">
     {look.view !== "contour" && <Bar name={colormapOf(look, Boolean(signed))} ticks={signed ? SIGNED : ["0", "0.5", "1"]} />}
     <span id="legend" class="soft">{sentence}</span>

@@ -1,5 +1,6 @@
 // Several maps as one picture, with captions: what is on the screen, to be kept or shown to others.
 
+import { captionOf } from "./legend";
 import { save } from "./takealong";
 import { method, model, photo, shown } from "./view";
 import { words } from "./words";
@@ -19,8 +20,10 @@ function broken(context: CanvasRenderingContext2D, text: string, width: number):
 
 /** What a comparison is of. Those that compare methods or layers name them below each map. */
 function title(): string[] {
-  const made = shown.value!, { target, layer } = made.explanation;
-  return [words.panelOf(photo.value!.name, `${target.label ?? target.index}`),
+  const made = shown.value;
+  if (!made) return [photo.value!.name];
+  const { layer } = made.explanation;
+  return [words.panelOf(photo.value!.name, captionOf(made)),
     words.panelBy(model.value!.name, method.value?.name ?? made.explanation.method, layer, new Date().toLocaleDateString("sv"))];
 }
 

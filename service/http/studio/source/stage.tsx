@@ -4,7 +4,7 @@ import { useComputed, useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { Box, LabelledClass } from "./api";
 import { paint, type Look } from "./colours";
-import { Legend } from "./legend";
+import { Legend, captionOf } from "./legend";
 import type { Picture } from "./photos";
 import { Mark, MarkButton, MarkShare } from "./mark";
 import { place, type Heat } from "./smallmap";
@@ -76,7 +76,7 @@ export function Stage() {
     if (!now) return;
     if (canvas.current) draw(canvas.current, now, drawn, view);
     if (plain.current) draw(plain.current, now, null, view);
-  });
+  }, [now, drawn, look.value, original.value, swipes.value]);
   useEffect(() => {
     const hold = (event: KeyboardEvent) => {
       if (event.key === "o" && !(event.target instanceof HTMLInputElement)) {
@@ -92,7 +92,7 @@ export function Stage() {
   const region = drawn?.region;
   const part = region && (region.width < now.bitmap.width || region.height < now.bitmap.height);
   const percent = (value: number, of: number) => `${(100 * value) / of}%`;
-  const name = made?.explanation.target.label ?? made?.explanation.target.index ?? "";
+  const name = made ? captionOf(made) : "";
   return <figure class={busy.value ? "stage busy" : "stage"}>
     {made && <Told made={made} />}
     <div class="picture" style={{

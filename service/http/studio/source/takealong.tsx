@@ -2,6 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import { code, languages, type Language } from "./code";
+import { captionOf } from "./legend";
 import { npy } from "./smallmap";
 import { answer, answers, choice, look, phrase, photo, query, shown, span } from "./view";
 import { words } from "./words";
@@ -33,7 +34,7 @@ function saveSvg(): void {
   const { width, height } = canvas, line = Math.max(width / 30, 12);
   const { target, method, layer, warnings } = made.explanation;
   const sure = target.probability === undefined ? "" : `, ${target.probability.toFixed(3)}`;
-  const lines = [`${target.label ?? target.index}${sure}`, layer ? `${method} at ${layer}` : method, ...warnings];
+  const lines = [`${captionOf(made)}${sure}`, layer ? `${method} at ${layer}` : method, ...warnings];
   const texts = lines.map((text, n) =>
     `<text x="0" y="${height + (n + 1.2) * line}" font-size="${line * 0.75}">${escaped(text)}</text>`);
   const svg = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ` +

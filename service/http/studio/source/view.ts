@@ -373,11 +373,11 @@ export async function add(files: Iterable<File>): Promise<void> {
       if (!isFirst) return;
       if (mine.length === 1) {
         note.value = linked && linked !== digest ? words.otherPhoto : "";
-        if (!linked && digest !== current.value) choice.value = { ...choice.value, ...anew() };
+        if (linked) current.value = digest;  // what the link asks is about this photo
         linked = null;
         problem.value = "";
       }
-      current.value = digest;
+      turnTo(digest);
     });
   }
 }
@@ -390,6 +390,13 @@ export async function takeExample(name: ExampleName): Promise<void> {
   await add([new File([photo], `${name}.jpg`, { type: "image/jpeg" })]);
 }
 
+/** Shows another photo, or none: what was asked of the one before does not go over to it. */
+function turnTo(digest: string | null): void {
+  if (digest === current.value) return;
+  choice.value = { ...choice.value, ...anew() };
+  [marked.value, current.value] = ["", digest];
+}
+
 export function remove(digest: string, refused = false): void {
   const at = strip.value.findIndex((each) => each.digest === digest);
   const left = strip.value.filter((each) => each.digest !== digest);
@@ -398,14 +405,14 @@ export function remove(digest: string, refused = false): void {
     strip.value = left;
     if (current.value !== digest) return;
     if (!refused) shown.value = null;
-    current.value = left[Math.min(at, left.length - 1)]?.digest ?? null;
+    turnTo(left[Math.min(at, left.length - 1)]?.digest ?? null);
   });
 }
 
 export function select(digest: string): void {
   batch(() => {
-    if (digest !== current.value) { choose(anew()); marked.value = ""; }
-    [current.value, leftOut.value] = [digest, []];
+    turnTo(digest);
+    leftOut.value = [];
   });
 }
 

@@ -68,15 +68,18 @@ export const words = {
   original: "Hold to see the photo",
   scale: (bright: boolean) => bright ? "99th percentile" : "maximum",
   targetNamed: (label: string, minus: string | undefined) => `“${label}”${minus ? ` and not “${minus}”` : ""}`,
+  againstOf: (what: string) => `against ${what}`,
   unitNamed: (unit: string) => `channel ${unit.replace("@", " of ")}`,
   unsignedScale: (what: string, most: string, against: boolean) =>
     `0 is the map's minimum, 1 its ${most}: the higher, the more a place speaks ${against ? "against" : "for"} ${what}.`,
-  signedScale: (what: string, most: string) =>
-    `In shares of the map's ${most}: 1 speaks most for ${what}, −1 most against it, and 0 for neither.`,
+  signedScale: (what: string, most: string, against: boolean) =>
+    `In shares of the map's ${most}: 1 speaks most ${against ? "against" : "for"} ${what}, −1 most ${against ? "for" : "against"} it, and 0 for neither.`,
   blindScale: (most: string) =>
     `0 is the map's minimum, 1 its ${most}: the higher, the stronger the response of the layer, whatever the class.`,
   contourOf: (threshold: string, most: string) =>
     `The lines enclose what is at least ${threshold}, where 0 is the map's minimum and 1 its ${most}.`,
+  signedContourOf: (threshold: string, what: string, most: string, against: boolean) =>
+    `The lines enclose what speaks ${against ? "against" : "for"} ${what} by at least ${threshold} of the map's ${most}.`,
   seen: "The dashed frame is what the model saw.",
   compare: "Compare methods",
   compareNow: "Fill the grid",
@@ -149,7 +152,6 @@ export const words = {
   keyLabel: "API key",
   keySend: "Use it",
   keyNote: "It is kept until this tab is closed.",
-  keyRefused: "The service does not know this key.",
   unit: (unit: string) => `Explained is channel ${unit.replace("@", " of ")}.`,
   back: "Back to the classes",
   inside: "Look inside",
@@ -309,4 +311,6 @@ export const words = {
     ["c", "compare methods"],
   ] as const,
   close: "Close",
+  mapOf: (name: string) => `The map on ${name}`,
+  notHere: (name: string) => `${name} is not on this page. Choose the file in “Look” to ask more about it.`,
 };

@@ -7,7 +7,7 @@ import { paint } from "./colours";
 import { Curve } from "./curve";
 import { place } from "./smallmap";
 import { save } from "./takealong";
-import { add, choice, model, parametersOf, room, select, serves, strip } from "./view";
+import { choice, model, parametersOf, room, select, serves, strip } from "./view";
 import { words } from "./words";
 
 const EVERY = 2000, FEW = 24, LISTED = "20";
@@ -102,25 +102,44 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
 function Thumbnail({ job, item }: { job: string; item: string }) {
   const image = useRef<HTMLImageElement>(null);
   useEffect(() => {
-    let address = "";
+    let address = "", gone = false;
     api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then((picture) => {
+      if (gone) return;
       address = URL.createObjectURL(picture);
-      if (image.current) image.current.src = address;
+      image.current!.src = address;
     }, () => { /* its sentence stands below */ });
-    return () => URL.revokeObjectURL(address);
+    return () => { gone = true; URL.revokeObjectURL(address); };
   }, [job, item]);
-  return <img ref={image} alt="" loading="lazy" />;
+  return <img ref={image} alt="" />;
 }
 
-/** Opens a photo of a job where one looks: one of this page's own, or else its picture. */
+/** The picture of a photo that the page does not have. */
+const pictured = signal<{ item: string; address: string } | null>(null);
+
+/** Opens a photo of a job where one looks. Of a photo that is not the page's own there is the picture alone: the heat
+ * is painted on it, so that a model would see something else. */
 async function look(job: string, item: string): Promise<void> {
   const own = strip.value.find(({ name }) => name === item);
-  if (own) select(own.digest);
-  else {
-    const picture = await api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png");
-    await add([new File([picture], item, { type: "image/png" })]);
+  if (own) {
+    select(own.digest);
+    room.value = "look";
+    return;
   }
-  room.value = "look";
+  const picture = await api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png");
+  pictured.value = { item, address: URL.createObjectURL(picture) };
+}
+
+function Pictured({ item, address }: { item: string; address: string }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    dialog.current!.showModal();
+    return () => URL.revokeObjectURL(address);
+  }, [address]);
+  return <dialog ref={dialog} class="pictured" aria-label={item} onClose={() => { pictured.value = null; }}>
+    <img src={address} alt={words.mapOf(item)} />
+    <p>{words.notHere(item)}</p>
+    <form method="dialog"><button>{words.close}</button></form>
+  </dialog>;
 }
 
 function Items({ job, items }: { job: string; items: { item: string; text: string }[] }) {
@@ -130,6 +149,7 @@ function Items({ job, items }: { job: string; items: { item: string; text: strin
       <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
         <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
+    {pictured.value && items.some(({ item }) => item === pictured.value!.item) && <Pictured {...pictured.value} />}
     {left > 0 && <p class="row"><button type="button" onClick={() => { count.value += FEW; }}>{words.showMore(left)}</button></p>}
   </>;
 }

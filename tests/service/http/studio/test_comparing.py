@@ -140,6 +140,24 @@ def test_the_grid_says_how_alike_maps_are(page: Page, address: str, cat: bytes) 
         expect(cell).to_contain_text(f"agrees {spearman(one.map, other.map):.2f}")
 
 
+def test_a_grid_goes_with_its_photo_and_its_class(page: Page, cat: bytes, espresso: bytes) -> None:
+    take(page, cat, espresso)
+    explained(page)
+    cells = page.locator(".grid canvas")
+    page.locator("#compare").click()
+    expect(cells.nth(3)).to_be_visible(timeout=2 * READY)
+    page.locator("#layer").select_option("blocks.4")  # the grid keeps its own layer
+    expect(cells.nth(3)).to_be_visible()
+    page.locator("#classes button").nth(1).click()
+    expect(cells).to_have_count(0)
+    page.locator("#compare-layers").click()
+    expect(page.locator(".grid-table canvas").first).to_be_visible(timeout=2 * READY)
+    page.locator(".thumbnail button").nth(2).click()
+    expect(page.locator(".grid-table")).to_have_count(0)
+    explained(page)
+    expect(page.locator(".grid-table")).to_have_count(0)
+
+
 def test_methods_are_compared_at_the_network_s_stages(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)

@@ -230,6 +230,8 @@ def test_a_class_is_found_by_its_synonyms(page: Page, address: str, cat: bytes) 
     page.locator("#search").fill("Orca")
     page.get_by_role("button", name="killer whale (orca)", exact=True).click()
     page.wait_for_function("() => location.hash.includes('target=148')")
+    page.locator("#search").fill("t-shirt")  # a synonym is matched without its hyphen
+    expect(page.locator("#classes button").first).to_contain_text("t shirt")
     page.locator("#search").fill("Crane")  # the label of a machine, and a synonym of a bird
     expect(page.locator("#classes .label")).to_have_text(["crane bird", "crane"])
 
@@ -465,8 +467,12 @@ def test_the_legend_says_what_the_numbers_mean(page: Page, cat: bytes) -> None:
     page.get_by_label("Evidence for and against").check()
     expect(ticks).to_have_text(["−1", "0", "1"])
     expect(legend).to_contain_text("1 speaks most for “Egyptian cat”, −1 most against it")
-    page.get_by_label("Evidence for and against").uncheck()
+    page.get_by_role("button", name="Contour").click()
+    expect(legend).to_contain_text("what speaks for “Egyptian cat” by at least 0.5")
+    page.get_by_role("button", name="Overlay").click()
     page.get_by_label("What speaks against it").check()
+    expect(legend).to_contain_text("1 speaks most against “Egyptian cat”, −1 most for it")
+    page.get_by_label("Evidence for and against").uncheck()
     expect(legend).to_contain_text("speaks against “Egyptian cat”")
     page.get_by_role("button", name="Contour").click()
     expect(legend).to_contain_text("The lines enclose what is at least 0.5")

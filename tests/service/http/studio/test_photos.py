@@ -142,3 +142,18 @@ def test_a_file_of_another_kind_is_left_out_as_no_photo(page: Page, cat: bytes) 
     take(page, b"", name="empty")
     expect(page.locator("#problem")).to_contain_text("empty.png: ")
     expect(page.locator(".thumbnail")).to_have_count(1)
+
+
+def test_what_is_asked_of_a_photo_does_not_go_over_to_the_next(
+    page: Page, cat: bytes, espresso: bytes
+) -> None:
+    take(page, cat, espresso)
+    explained(page)
+    page.locator("#classes button").nth(2).click()
+    explained(page)
+    assert "target" in state(page)
+    page.locator(".thumbnail .remove").first.click()
+    explained(page)
+    expect(page.locator(".thumbnail")).to_have_count(1)
+    assert "target" not in state(page)
+    expect(page.locator("#told")).to_contain_text("espresso")

@@ -60,6 +60,19 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     job.locator(".grid button.map").first.click()  # to where one looks at it
     explained(work)
     assert "room" not in state(work)
+    # Of a photo that is not the page's own there is the picture alone: the heat is painted on it.
+    shown = work.locator(".thumbnail button[aria-pressed=true]")
+    name = shown.get_attribute("title")
+    work.get_by_label(f"Remove {name}").click()
+    work.get_by_role("button", name="Work").click()
+    job.locator("button.map", has_text=name).first.click()
+    picture = work.locator("dialog.pictured")
+    expect(picture).to_contain_text(f"{name} is not on this page")
+    assert picture.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)")
+    picture.get_by_role("button", name="Close").click()
+    expect(picture).to_have_count(0)
+    assert state(work)["room"] == "work"
+    expect(work.locator(".thumbnail")).to_have_count(29)
 
 
 def test_all_results_are_shown_filtered_sorted_and_downloaded(
