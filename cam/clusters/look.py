@@ -24,7 +24,7 @@ Photos = NDArray[np.uint8]
 
 QUANTILES: Final = (0.02, 0.1, 0.5, 0.9, 0.98)
 RINGS: Final = (0.0, 0.4, 0.8, 1.1, np.inf)
-"""Bounds of rings around the middle, as shares of half the height."""
+"""Bounds of rings around the middle, as shares of half the height and half the width."""
 BANDS: Final = 4
 """Number of horizontal bands."""
 FINE: Final = 1.2
@@ -68,7 +68,7 @@ def _looks(photos: Photos) -> Float:
     grey, dark = values.mean(-1), values.min(-1)
     height, width = grey.shape[1:]
     y, x = np.indices((height, width))
-    radius = np.hypot(y - (height - 1) / 2, x - (width - 1) / 2) / (height / 2)
+    radius = np.hypot((2 * y - height + 1) / height, (2 * x - width + 1) / width)
     columns = [np.quantile(values, share, axis=(1, 2)) for share in QUANTILES]
     columns.append(values.std((1, 2)))
     for least, most in pairwise(RINGS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -45,6 +47,14 @@ def test_the_change_has_to_be_undone_for_that(
     monkeypatch.setattr(look, "_undone", lambda members, others: members.astype(np.float32))
     members = small(things(0, 45, 2), "vignette")
     assert told_by_scene(members, others) > SCENE
+
+
+def test_tall_photos_are_compared_as_well(others: Photos) -> None:
+    members = small(things(0, 45, 2), "offset")
+    tall = [np.ascontiguousarray(each[:, :, 10:22]) for each in (members, others)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert told_by_look(*tall) > LOOK
 
 
 def test_photos_that_are_alike_are_told_by_neither(others: Photos) -> None:

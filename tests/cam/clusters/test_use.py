@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.shortcuts import crops, things
 from cam.clusters import find, find_clusters
 from cam.clusters.suspects import FAR_APART
 from cam.clusters.use import CHANNELS, Difference, Uses, principal, shares_of_use
 from cam.drawing.heatmap import Float
 from cam.errors import InvalidOption
+from tests.cam.clusters.marks import Mark
+from tests.cam.clusters.scenes import thumbnails_of
 from tests.cam.clusters.synthetic import marked
 
 MARKED, COUNT = 20, 120
@@ -74,6 +77,35 @@ def test_a_kind_of_the_object_is_no_mark() -> None:
         each[:3] = 0
     assert Uses(used).difference(np.arange(COUNT) < MARKED).apart > FAR_APART
     assert not any(each.suspect for each in find_clusters(maps, photos, used=used).clusters)
+
+
+@pytest.mark.parametrize(
+    ("mark", "others", "suspect"),
+    [("fog", "things", True), ("offset", "things", True), (None, "crops", False)],
+)
+def test_one_change_of_whole_photos_is_found_and_other_photos_are_not(
+    mark: str | None, others: str, suspect: bool
+) -> None:
+    """What the model used takes 0.14 of the differences from the other photos' evidence, as a veil
+    does, and the photos differ everywhere: only the look tells a veil from photos of other
+    things."""
+    maps, _, _ = marked()
+    rng = np.random.default_rng(0)
+    used = (rng.normal(1, 0.05, (COUNT, 6)) * [1, 1, 1, 1, 0, 0]).astype(np.float32)
+    used[:MARKED, :4] -= 0.1
+    used[:MARKED, 4] += 2.46
+    scenes = {"things": things, "crops": crops}
+    photos = things(0, COUNT, 1)
+    photos[:MARKED] = scenes[others](0, MARKED, 2)
+    if mark:
+        for photo in photos[:MARKED]:
+            Mark(mark, 1).put_on(photo, rng)
+    found = find_clusters(maps, thumbnails_of(photos), used=list(used)).clusters
+    suspects = [each for each in found if each.suspect]
+    assert bool(suspects) == suspect
+    for each in suspects:
+        assert each.members.tolist() == list(range(MARKED))
+        assert each.reasons[0] == "whole photo"
 
 
 def test_without_photos_a_group_of_uses_is_shown_and_not_suspect() -> None:
