@@ -149,7 +149,6 @@ function Items({ job, items }: { job: string; items: { item: string; text: strin
       <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
         <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
-    {pictured.value && items.some(({ item }) => item === pictured.value!.item) && <Pictured {...pictured.value} />}
     {left > 0 && <p class="row"><button type="button" onClick={() => { count.value += FEW; }}>{words.showMore(left)}</button></p>}
   </>;
 }
@@ -305,6 +304,7 @@ export function Work() {
     return () => clearInterval(timer);
   }, []);
   return <main class="work">
+    {pictured.value && <Pictured {...pictured.value} />}
     {(refusal.value || problem.value) &&
       <p role="alert" class="card problem">{refusal.value || problem.value}</p>}
     <section class="card" aria-labelledby="jobs-heading">

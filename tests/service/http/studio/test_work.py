@@ -72,6 +72,7 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     picture.get_by_role("button", name="Close").click()
     expect(picture).to_have_count(0)
     assert state(work)["room"] == "work"
+    work.get_by_role("button", name="Look").click()
     expect(work.locator(".thumbnail")).to_have_count(29)
 
 
