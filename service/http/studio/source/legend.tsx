@@ -21,19 +21,18 @@ export function Bar({ name, ticks }: { name: Colormap; ticks: readonly string[] 
   </span>;
 }
 
-/** What a map explains, as sentences and captions name it. */
-export function explainedBy({ explanation: { target } }: Shown): string {
+/** What a map explains, as a caption names it; in a sentence each name is in quotes. */
+export function captionOf({ explanation: { target } }: Shown, quoted = false): string {
   if (target.unit) return words.unitNamed(`${target.unit.channel}@${target.unit.layer}`);
+  const name = (text: string) => quoted ? `“${text}”` : text;
   const minus = target.minus_text ?? target.minus?.label ?? target.minus?.index;
-  return words.targetNamed(`${target.label ?? target.index ?? ""}`, minus === undefined ? undefined : `${minus}`);
+  const against = !quoted && target.against ? words.against_ : "";
+  return [against, name(`${target.label ?? target.index ?? ""}`), ...(minus === undefined ? [] : [words.andNot, name(`${minus}`)])]
+    .filter(Boolean).join(" ");
 }
 
-/** The same, with what is asked of it. */
-export const captionOf = (made: Shown) =>
-  made.explanation.target.against ? words.againstOf(explainedBy(made)) : explainedBy(made);
-
 export function Legend({ look, made }: { look: Look; made: Shown }) {
-  const { method, signed, target } = made.explanation, what = explainedBy(made), against = Boolean(target.against);
+  const { method, signed, target } = made.explanation, what = captionOf(made, true), against = Boolean(target.against);
   if (look.view === "photo") return null;
   const scale = words.scale(isBright(method));
   const least = String(look.threshold || CONTOUR);

@@ -67,8 +67,7 @@ export const words = {
   colours: "Colours",
   original: "Hold to see the photo",
   scale: (bright: boolean) => bright ? "99th percentile" : "maximum",
-  targetNamed: (label: string, minus: string | undefined) => `“${label}”${minus ? ` and not “${minus}”` : ""}`,
-  againstOf: (what: string) => `against ${what}`,
+  andNot: "and not", against_: "against",
   unitNamed: (unit: string) => `channel ${unit.replace("@", " of ")}`,
   unsignedScale: (what: string, most: string, against: boolean) =>
     `0 is the map's minimum, 1 its ${most}: the higher, the more a place speaks ${against ? "against" : "for"} ${what}.`,
