@@ -11,11 +11,17 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
-from service.core.errors import MalformedRequest
+from service.core.errors import BodyTooLarge, MalformedRequest, TooManyInstances
 from service.core.json_text import read_json
+from service.pipeline.parameters import MAX_INSTANCES
 
 KEYS: Final = ("inputs", "input_data", "dataframe_split", "dataframe_records")
 SPLIT: Final = '{"columns": ["image", …], "data": [["…", …], …]}'
+LONGEST_NAME: Final = 100
+"""Maximum number of letters in a column's name."""
+MOST_GROWTH: Final = 4
+"""Bytes that the names of the columns may take in all records, for each byte of the body. A row has
+an image, or its address, which is longer than the names."""
 
 
 def as_instances(body: bytes) -> bytes:
@@ -23,7 +29,8 @@ def as_instances(body: bytes) -> bytes:
     body unchanged.
 
     Raises:
-        Problem: if it is not JSON, or its table has rows that do not fit its columns.
+        Problem: if it is not JSON, or its table has rows that do not fit its columns, too many
+            rows, or names that are too long.
     """
     sent = read_json(body)
     key = next((key for key in KEYS if isinstance(sent, dict) and key in sent), None)
@@ -32,11 +39,11 @@ def as_instances(body: bytes) -> bytes:
     rest = {name: value for name, value in sent.items() if name not in (key, "params")}
     if "params" in sent:
         rest.setdefault("parameters", sent["params"])
-    return to_json({"instances": list(map(_instance, _records(key, sent[key]))), **rest})
+    return to_json({"instances": list(map(_instance, _records(key, sent[key], len(body)))), **rest})
 
 
-def _records(key: str, data: Any) -> list[Any]:
-    """Return the records of a table, of a list or of one value."""
+def _records(key: str, data: Any, size: int) -> list[Any]:
+    """Return the records of a table, of a list or of one value, in a body of `size` bytes."""
     if key == "dataframe_split" or (isinstance(data, dict) and {"columns", "data"} <= data.keys()):
         columns, rows = (
             (data.get("columns"), data.get("data")) if isinstance(data, dict) else (None, None)
@@ -47,12 +54,40 @@ def _records(key: str, data: Any) -> list[Any]:
             and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
         ):
             raise MalformedRequest(f"{key} is not like {SPLIT}", pointer=f"/{key}")
-        return [dict(zip(map(str, columns), row, strict=True)) for row in rows]
+        names = list(map(str, columns))
+        _require_small(key, names, len(rows), size)
+        return [dict(zip(names, row, strict=True)) for row in rows]
     if isinstance(data, dict) and data and all(isinstance(each, list) for each in data.values()):
-        if len({len(each) for each in data.values()}) > 1:
+        count = len(next(iter(data.values())))
+        if any(len(each) != count for each in data.values()):
             raise MalformedRequest(f"the columns of {key} differ in length", pointer=f"/{key}")
+        _require_small(key, list(data), count, size)
         return [dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True)]
-    return data if isinstance(data, list) else [data]
+    records = data if isinstance(data, list) else [data]
+    _require_small(key, [], len(records), size)
+    return records
+
+
+def _require_small(key: str, names: list[str], rows: int, size: int) -> None:
+    """Check that a table's records are few and small: each record repeats the columns' names."""
+    if rows > MAX_INSTANCES:
+        raise TooManyInstances(
+            f"{key} has {rows} instances; at most {MAX_INSTANCES} are allowed", pointer=f"/{key}"
+        )
+    for name in names:
+        if len(name) > LONGEST_NAME:
+            raise MalformedRequest(
+                f"the column {name[:40]!r}… of {key} has a name of {len(name)} letters; at most "
+                f"{LONGEST_NAME} are allowed",
+                pointer=f"/{key}",
+            )
+    repeated = rows * sum(len(to_json(name)) for name in names)
+    if repeated > MOST_GROWTH * size:
+        raise BodyTooLarge(
+            f"the names of the {len(names)} columns of {key} would take {repeated} bytes in its "
+            f"{rows} rows; at most {MOST_GROWTH} times the body's {size} are allowed",
+            pointer=f"/{key}",
+        )
 
 
 def _instance(record: Any) -> Any:

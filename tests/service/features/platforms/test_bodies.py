@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from service.core.errors import BodyTooLarge, MalformedRequest
+from service.core.errors import BodyTooLarge, MalformedRequest, TooManyInstances
 from service.features.platforms.bodies import as_instances
+from service.pipeline.parameters import MAX_INSTANCES
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE
@@ -83,6 +85,45 @@ def test_any_other_body_is_as_it_was(body: bytes) -> None:
 def test_a_table_that_does_not_fit_is_told(sent: str, words: str) -> None:
     with pytest.raises(MalformedRequest, match=words):
         as_instances(sent.encode())
+
+
+def table(key: str, columns: list[str], rows: int, value: str = "") -> bytes:
+    """A table of equal values, by its rows or, of `inputs`, by its columns."""
+    if key == "inputs":
+        return json.dumps({key: {name: [value] * rows for name in columns}}).encode()
+    data = [[value] * len(columns)] * rows
+    return json.dumps({key: {"columns": columns, "data": data}}).encode()
+
+
+@pytest.mark.parametrize("key", ["dataframe_split", "inputs", "input_data"])
+def test_a_small_table_does_not_become_a_large_body(key: str) -> None:
+    long = table(key, ["A" * 100_000, "image"], 1000)
+    with pytest.raises(MalformedRequest, match="100000 letters; at most 100 are allowed"):
+        as_instances(long)
+    many = table(key, [f"{turn:0>100}" for turn in range(40)], 1000)
+    with pytest.raises(BodyTooLarge, match=r"at most 4 times the body's \d+ are allowed"):
+        as_instances(many)
+    most = table(key, ["A" * 90, "image"], MAX_INSTANCES, "https://x.example/1")
+    assert len(most) < len(as_instances(most)) < 6 * len(most)
+
+
+@pytest.mark.parametrize("key", ["dataframe_split", "inputs", "input_data"])
+def test_rows_are_counted_before_they_become_instances(key: str) -> None:
+    words = f"{key} has {MAX_INSTANCES + 1} instances; at most {MAX_INSTANCES} are allowed"
+    for sent in (
+        table(key, ["image"], MAX_INSTANCES + 1),
+        table(key, ["A" * 100_000, "image"], MAX_INSTANCES + 1),
+    ):
+        tracemalloc.start()
+        with pytest.raises(TooManyInstances, match=words):
+            as_instances(sent)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        tracemalloc.stop()
+
+
+def test_the_elements_of_a_list_are_counted() -> None:
+    with pytest.raises(TooManyInstances, match="dataframe_records has 1025 instances"):
+        as_instances(json.dumps({"dataframe_records": [{"image": ""}] * 1025}).encode())
 
 
 def test_elements_are_counted_before_they_are_read() -> None:
