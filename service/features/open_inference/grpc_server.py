@@ -151,6 +151,8 @@ class Calls:
         """Number of calls whose message has not arrived."""
         self._streams = 0
         """Number of streams that are open."""
+        self.stopping: Final = asyncio.Event()
+        """Set when the service shuts down: streams take no further message then."""
         self._may_receive = asyncio.Semaphore(RECEIVERS)
         self._messages = _messages()
 
@@ -259,7 +261,7 @@ class Calls:
 
         Raises:
             Overloaded: if too many streams are open.
-            Problem: if its key may not infer, or it stands still.
+            Problem: if its key may not infer, it stands still, or the service shuts down.
         """
         access, key = self._authorised(INFER, context)
         if self._streams >= STREAMS:
@@ -275,7 +277,11 @@ class Calls:
         self._streams += 1
         try:
             await answer_in_order(
-                context.read, answer, context.write, idle_seconds=self._receive_seconds
+                context.read,
+                answer,
+                context.write,
+                stopping=self.stopping,
+                idle_seconds=self._receive_seconds,
             )
         finally:
             self._streams -= 1
@@ -418,7 +424,7 @@ async def serving_grpc(
     calls: Calls, settings: OpenInferenceSettings, processes: int
 ) -> AsyncIterator[None]:
     """Serve gRPC at the port of the settings while the block is open. Leaving it finishes the calls
-    in progress.
+    in progress, and ends the streams after the answers that are due.
 
     Args:
         processes: number of processes that share the port.
@@ -459,6 +465,7 @@ async def serving_grpc(
     try:
         yield
     finally:
+        calls.stopping.set()
         await server.stop(settings.drain_seconds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import grpc
 import pytest
 from tritonclient import grpc as triton
 
-from service.core.errors import TooSlow
+from service.core.errors import TooSlow, Unavailable
 from service.features.open_inference.grpc_server import STREAM, STREAMS
 from service.features.open_inference.streaming import AT_ONCE, answer_in_order
 from service.limits.keys import new_key
@@ -119,6 +119,23 @@ def test_streams_that_never_send_are_few_and_end() -> None:
     }
 
 
+def test_a_stream_whose_caller_keeps_it_open_ends_with_the_service() -> None:
+    released = threading.Event()
+
+    def kept() -> Iterator[bytes]:
+        yield message("a")
+        released.wait(60)
+
+    port = free_port()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with running_app(Settings(grpc_port=port, drain_seconds=5.0), [FRAGILE]):
+            stream = channel.stream_stream(f"/inference.GRPCInferenceService/{STREAM}")(kept())
+            assert told(next(stream)) == ("a", "")
+        details = "the service is shutting down; open another stream"
+        assert ended(stream) == (grpc.StatusCode.UNAVAILABLE, details)
+        released.set()
+
+
 def test_the_key_of_a_stream_is_checked_before_a_byte_is_read(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     key, entry = new_key("app", ["admin"], None)
@@ -144,11 +161,25 @@ class Talk:
         self.sent = 0
         self.begun: list[asyncio.Event] = []
         self.written: list[bytes] = []
+        self.stopping = asyncio.Event()
         self.open = 0
         """Number of requests whose memory is counted."""
         self._reads = asyncio.Event()
         if reads:
             self._reads.set()
+
+    async def stream(
+        self,
+        read: Callable[[], Coroutine[Any, Any, object]] | None = None,
+        idle_seconds: float = 60,
+    ) -> None:
+        await answer_in_order(
+            read or self.read,
+            self.answer,
+            self.write,
+            stopping=self.stopping,
+            idle_seconds=idle_seconds,
+        )
 
     async def read(self) -> object:
         self.sent += 1
@@ -172,9 +203,7 @@ class Talk:
 def test_a_stream_reads_no_more_than_it_may_work_on_and_keeps_the_order() -> None:
     async def run() -> None:
         talk = Talk()
-        stream = asyncio.create_task(
-            answer_in_order(talk.read, talk.answer, talk.write, idle_seconds=60)
-        )
+        stream = asyncio.create_task(talk.stream())
         await until_async(lambda: len(talk.begun) == AT_ONCE)
         talk.begun[1].set()  # the second is ready before the first
         await settled(100)
@@ -194,9 +223,7 @@ def test_a_stream_reads_no_more_than_it_may_work_on_and_keeps_the_order() -> Non
 def test_a_caller_who_does_not_read_sends_no_more() -> None:
     async def run() -> None:
         talk = Talk(reads=False)
-        stream = asyncio.create_task(
-            answer_in_order(talk.read, talk.answer, talk.write, idle_seconds=60)
-        )
+        stream = asyncio.create_task(talk.stream())
         await until_async(lambda: len(talk.begun) == AT_ONCE)
         for event in talk.begun:
             event.set()
@@ -220,13 +247,44 @@ def test_a_stream_that_stands_still_ends_after_its_answers() -> None:
                 await silence.wait()
             return await talk.read()
 
-        stream = asyncio.create_task(
-            answer_in_order(once, talk.answer, talk.write, idle_seconds=0.01)
-        )
+        stream = asyncio.create_task(talk.stream(once, idle_seconds=0.01))
         await until_async(lambda: talk.begun)
         talk.begun[0].set()
         with pytest.raises(TooSlow, match=r"for 0\.01 s"):
             await stream
         assert (talk.written, talk.open) == ([b"1"], 0)
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_the_service_ends_takes_no_more_and_answers_what_is_due() -> None:
+    async def run() -> None:
+        talk = Talk()
+        stream = asyncio.create_task(talk.stream())
+        await until_async(lambda: len(talk.begun) == AT_ONCE)
+        talk.begun[0].set()
+        await until_async(lambda: len(talk.begun) == AT_ONCE + 1)
+        talk.stopping.set()
+        for event in talk.begun:
+            event.set()
+        with pytest.raises(Unavailable, match="the service is shutting down"):
+            await stream
+        assert len(talk.begun) == AT_ONCE + 1
+        assert talk.written == [b"%d" % turn for turn in range(1, AT_ONCE + 2)]
+        assert talk.open == 0
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_caller_is_silent_ends_when_the_service_does() -> None:
+    async def run() -> None:
+        talk = Talk()
+        stream = asyncio.create_task(talk.stream(asyncio.Event().wait))
+        await settled()
+        assert not stream.done()
+        talk.stopping.set()
+        await until_async(stream.done)
+        with pytest.raises(Unavailable):
+            await stream
 
     asyncio.run(run())
