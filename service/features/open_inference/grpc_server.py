@@ -7,6 +7,7 @@ package of the process, such as a client, may have messages of the same names.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -96,6 +97,8 @@ largest message."""
 STREAMS: Final = 8
 """Number of streams of a process that may be open at a time. Each may wait for a message, beside
 those of the `RECEIVERS`."""
+STREAMS_OF_A_KEY: Final = STREAMS // 2
+"""Number of them that may have one key, so that some are left to the others."""
 IDLE_SECONDS: Final = 30
 """Time after which a connection without a call is closed."""
 AGE_SECONDS: Final = 60
@@ -149,8 +152,8 @@ class Calls:
         self._max_calls = settings.max_connections
         self._receiving = 0
         """Number of calls whose message has not arrived."""
-        self._streams = 0
-        """Number of streams that are open."""
+        self._streams = Counter[str | None]()
+        """Number of streams that are open, by the name of their key."""
         self.stopping: Final = asyncio.Event()
         """Set when the service shuts down: streams take no further message then."""
         self._may_receive = asyncio.Semaphore(RECEIVERS)
@@ -260,11 +263,18 @@ class Calls:
         """Answer the requests of a stream, each like a call of `ModelInfer`.
 
         Raises:
-            Overloaded: if too many streams are open.
+            Overloaded: if too many streams are open, or too many of its key.
             Problem: if its key may not infer, it stands still, or the service shuts down.
         """
         access, key = self._authorised(INFER, context)
-        if self._streams >= STREAMS:
+        name = key.name if key else None
+        if key and self._streams[name] >= STREAMS_OF_A_KEY:
+            raise Overloaded(
+                f"{STREAMS_OF_A_KEY} streams of the key {name!r} are open; use one of them for "
+                f"more requests, or {INFER}",
+                retry_after=1,
+            )
+        if self._streams.total() >= STREAMS:
             raise Overloaded(
                 f"{STREAMS} streams are open; use one of them for more requests, or {INFER}",
                 retry_after=1,
@@ -274,7 +284,7 @@ class Calls:
             share = held.enter_context(self._body_budget.share())
             return await self._answer_in_stream(body, context, share, access, key)
 
-        self._streams += 1
+        self._streams[name] += 1
         try:
             await answer_in_order(
                 context.read,
@@ -284,7 +294,7 @@ class Calls:
                 idle_seconds=self._receive_seconds,
             )
         finally:
-            self._streams -= 1
+            self._streams -= Counter([name])  # which leaves out names without a stream
 
     async def _answer_in_stream(
         self, body: bytes, context: Context, share: Share, access: Access, key: ApiKey | None

@@ -15,7 +15,7 @@ import pytest
 from tritonclient import grpc as triton
 
 from service.core.errors import TooSlow, Unavailable
-from service.features.open_inference.grpc_server import STREAM, STREAMS
+from service.features.open_inference.grpc_server import STREAM, STREAMS, STREAMS_OF_A_KEY
 from service.features.open_inference.streaming import AT_ONCE, answer_in_order
 from service.limits.keys import new_key
 from service.settings import Settings
@@ -117,6 +117,39 @@ def test_streams_that_never_send_are_few_and_end() -> None:
         "no message of the stream has arrived for 1 s",
         f"{STREAMS} streams are open; use one of them for more requests, or ModelInfer",
     }
+
+
+def test_a_key_leaves_streams_to_others(tmp_path: Path) -> None:
+    (greedy, first), (other, second) = (
+        new_key(name, ["explain"], None) for name in ("greedy", "other")
+    )
+    file = tmp_path / "keys.toml"
+    file.write_text(f"{first}\n{second}")
+    released = threading.Event()
+
+    def kept() -> Iterator[bytes]:
+        yield message("a")
+        released.wait(60)
+
+    port = free_port()
+    with (
+        running_app(Settings(keys=file, grpc_port=port), [FRAGILE]),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        call = channel.stream_stream(f"/inference.GRPCInferenceService/{STREAM}")
+
+        def opened(key: str) -> Any:
+            return call(kept(), metadata=[("x-api-key", key)])
+
+        open_ones = [opened(greedy) for _ in range(STREAMS_OF_A_KEY)]
+        assert {told(next(one)) for one in open_ones} == {("a", "")}
+        code, details = ended(opened(greedy))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert details.startswith(f"{STREAMS_OF_A_KEY} streams of the key 'greedy' are open")
+        assert told(next(opened(other))) == ("a", "")
+        released.set()
+        assert {ended(one)[0] for one in open_ones} == {grpc.StatusCode.OK}
+        assert told(next(opened(greedy))) == ("a", "")
 
 
 def test_a_stream_whose_caller_keeps_it_open_ends_with_the_service() -> None:
