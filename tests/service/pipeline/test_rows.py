@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,7 +27,6 @@ from service.pipeline.record import record_of
 from service.pipeline.rendering import draw
 from service.pipeline.rows import Row, failed_row, picture_path, row_of
 from service.pipeline.table import SCHEMA, table_of
-from tests.work import work_of
 
 CATALOG = """
 [[models]]
@@ -298,14 +298,11 @@ def test_they_can_all_be_written(names: list[str]) -> None:
         assert sum(file.is_file() for file in Path(folder).rglob("*")) == len(names)
 
 
-@pytest.mark.parametrize("part", ["a/", "a"])
-def test_a_name_as_long_as_a_body_costs_no_more_for_each_letter(part: str) -> None:
-    few, many = (
-        work_of(partial(picture_path, part * (letters // len(part)), 0, EXTENSION))
-        for letters in (20_000, 200_000)
-    )
-    assert many < 11 * few
-    check(picture_path(part * (2_000_000 // len(part)), 0, EXTENSION))
+def test_a_name_as_long_as_a_body_takes_no_time() -> None:
+    started = time.process_time()
+    check(picture_path("a/" * 1_000_000, 0, EXTENSION))
+    check(picture_path("a" * 2_000_000, 0, EXTENSION))
+    assert time.process_time() - started < 5
 
 
 def test_ordinary_names_are_kept() -> None:
