@@ -13,7 +13,10 @@ from service.features.open_inference.inference import VERSION, require_version
 
 
 class Statistics:
-    """Counts of images and of passes since the service started.
+    """Counts of answers for images and of passes since the service started.
+
+    An image counts once for each group of methods that are answered together, see
+    `Replicas.ask`, and not at all in a job or with a question. Passes are those of all work.
 
     The service counts neither times nor failures by model, but the extension requires their fields:
     these are 0.

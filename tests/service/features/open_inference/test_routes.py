@@ -113,6 +113,34 @@ def test_statistics_count_the_images_and_passes_of_a_model(cat: bytes, espresso:
         assert both[0] == stats
 
 
+def test_an_image_counts_once_for_each_group_of_its_methods() -> None:
+    """Methods of one pass are a group, and each method of many passes is one."""
+    with running_app(Settings(), [FRAGILE]) as client:
+
+        def told() -> dict[str, Any]:
+            (stats,) = client.get("/v2/models/fragile/stats").json()["model_stats"]
+            return stats  # type: ignore[no-any-return]
+
+        for seed, (methods, groups) in enumerate(
+            ((["gradcam", "layercam"], 1), (["gradcam", "rise"], 2), (["gradcam", "layercam"], 1))
+        ):
+            before = told()
+            sent = {
+                "inputs": [image(encoded(noise(8, 8, seed=seed)))],
+                "outputs": [{"name": "explanation"}],
+                "parameters": {"explain_parameters": {"method": methods}},
+            }
+            answer = client.post("/v2/models/fragile/infer", json=sent)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["outputs"][0]["shape"] == [1, 2]
+            stats = told()
+            assert stats["inference_count"] - before["inference_count"] == groups
+            success = [each["inference_stats"]["success"]["count"] for each in (before, stats)]
+            assert success[1] - success[0] == groups
+            passes = stats["execution_count"] - before["execution_count"]
+            assert passes == 1 if groups == 1 else passes >= 2
+
+
 @pytest.mark.parametrize("which", ["config", "stats"])
 @pytest.mark.parametrize("model", ["nope", "efficientnet-lite0/versions/2"])
 def test_what_is_not_there_has_neither(client: httpx2.Client, which: str, model: str) -> None:
