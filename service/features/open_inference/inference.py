@@ -288,7 +288,7 @@ def read_images(
         Problem: if an input or a parameter is wrong.
     """
     named = {tensor.name: tensor for tensor in request.inputs}
-    if len(request.inputs) == 1:
+    if len(request.inputs) == 1 and beside not in named:
         named = {IMAGE: request.inputs[0]}  # clients call their only input as they like
     if unknown := [name for name in named if name not in (IMAGE, beside)]:
         raise InvalidParameter(
@@ -362,7 +362,19 @@ def _values(tensor: Tensor, count: int, parameters: type[P], name: str) -> list[
     )
     if len(values) != count:
         raise MalformedRequest(f"there are {len(values)} {name}s for {count} images")
-    return [getattr(_parameters({name: value}, parameters), name) for value in values]
+    return [
+        getattr(_of_input(name, index, value, parameters), name)
+        for index, value in enumerate(values)
+    ]
+
+
+def _of_input(name: str, index: int, value: Any, parameters: type[P]) -> P:
+    """Read the parameter that an input gives an image; a problem points to the input."""
+    try:
+        return read_parameters(parameters, ImmutableMultiDict({name: value}), "")
+    except Problem as problem:
+        problem.pointer = f"/inputs/{name}/{index}"
+        raise
 
 
 def _parameters(sent: Mapping[str, Any], parameters: type[P]) -> P:

@@ -13,7 +13,12 @@ from PIL import Image
 from starlette.testclient import TestClient
 from tritonclient import grpc as triton
 
+from service.core.errors import MalformedRequest, Problem
+from service.features.answers.parameters import AnswerParameters
+from service.features.open_inference.inference import InferRequest, read_images
+from service.features.open_inference.tensors import Tensor
 from service.models.catalog import ModelEntry
+from service.pipeline.parameters import Parameters
 from service.settings import Settings
 from service.sources.embedded.build import SHAPES
 from tests.scenes import Scene, Thing, make_scene
@@ -117,6 +122,7 @@ def test_tritons_client_asks_over_grpc(served: tuple[TestClient, str]) -> None:
         ({}, 422, "question is empty"),
         ({"parameters": {"top_k": 3}}, 422, "there is no parameter 'top_k'"),
         ({"outputs": [{"name": "heatmap"}]}, 422, "they are text, answer"),
+        ({"inputs": [tensor("question", "a?")]}, 400, "the request has no input 'image'"),
         ({"inputs": [images(PHOTOS[0]), tensor("target", "cat")]}, 422, "image and question"),
         (
             {"inputs": [images(PHOTOS[0]), tensor("question", "a?", "b?")]},
@@ -130,3 +136,38 @@ def test_what_is_wrong_is_told(
 ) -> None:
     answer = served[0].post(f"{V2}/infer", json={"inputs": [images(PHOTOS[0])], **more})
     assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("schema", "beside", "wrong", "words"),
+    [
+        (AnswerParameters, "question", b"a" * 5000, "question is 'aaa"),
+        (Parameters, "target", b"{", "target is '{'"),
+    ],
+)
+def test_a_wrong_value_is_blamed_on_its_input(
+    schema: Any, beside: str, wrong: bytes, words: str
+) -> None:
+    photos = Tensor("image", (2,), strings=[b"1", b"2"])
+    values = Tensor(beside, (2,), strings=[b"cat", wrong])
+    request = InferRequest("m", "", "", {}, [photos, values], [], frozenset())
+    with pytest.raises(Problem, match=words) as caught:
+        read_images(request, schema, beside, 8)
+    assert caught.value.pointer == f"/inputs/{beside}/1"
+
+
+@pytest.mark.parametrize(
+    ("schema", "beside"), [(AnswerParameters, "question"), (Parameters, "target")]
+)
+def test_the_only_input_is_the_image_unless_it_has_a_name_of_its_own(
+    schema: Any, beside: str
+) -> None:
+    def read(name: str) -> list[Any]:
+        request = InferRequest(
+            "m", "", "", {}, [Tensor(name, (1,), strings=[b"1"])], [], frozenset()
+        )
+        return read_images(request, schema, beside, 8)
+
+    assert [one.image for one in read("pixels")] == [b"1"]
+    with pytest.raises(MalformedRequest, match="has no input 'image'"):
+        read(beside)
