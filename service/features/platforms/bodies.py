@@ -2,7 +2,7 @@
 
 mlflow sends `inputs`, `dataframe_split` or `dataframe_records`, on Azure ML `input_data`, and
 `params`; Hugging Face's clients send `inputs` and `parameters`. A record has the columns of an
-instance; the only column of a record is the image, whatever its name.
+instance; the only column of a record is the image, unless it has the name of another field.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from service.core.json_text import read_json
 from service.pipeline.parameters import MAX_INSTANCES
 
 KEYS: Final = ("inputs", "input_data", "dataframe_split", "dataframe_records")
+FIELDS: Final = frozenset(
+    {"image", "id", "b64", "url", "target", "method", "layer", "map"}
+    | {"question", "answer", "word", "region"}
+)
+"""Fields of an instance or of its image: a single one of another name is the image."""
 SPLIT: Final = '{"columns": ["image", …], "data": [["…", …], …]}'
 LONGEST_NAME: Final = 100
 """Maximum number of letters in a column's name."""
@@ -29,16 +34,20 @@ def as_instances(body: bytes) -> bytes:
     body unchanged.
 
     Raises:
-        Problem: if it is not JSON, or its table has rows that do not fit its columns, too many
-            rows, or names that are too long.
+        Problem: if it is not JSON, has parameters under both names, or its table has rows that do
+            not fit its columns, too many rows, or names that are too long or not different.
     """
     sent = read_json(body)
     key = next((key for key in KEYS if isinstance(sent, dict) and key in sent), None)
     if key is None or "instances" in sent:
         return body
     rest = {name: value for name, value in sent.items() if name not in (key, "params")}
-    if "params" in sent:
-        rest.setdefault("parameters", sent["params"])
+    if sent.get("params") is not None:
+        if rest.get("parameters") is not None:
+            raise MalformedRequest(
+                "the body has params and parameters; send one of them", pointer="/params"
+            )
+        rest["parameters"] = sent["params"]
     return to_json({"instances": list(map(_instance, _records(key, sent[key], len(body)))), **rest})
 
 
@@ -55,6 +64,12 @@ def _records(key: str, data: Any, size: int) -> list[Any]:
         ):
             raise MalformedRequest(f"{key} is not like {SPLIT}", pointer=f"/{key}")
         names = list(map(str, columns))
+        if len(set(names)) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            raise MalformedRequest(
+                f"{key} has more than one column {name[:80]!r}; give each its own name",
+                pointer=f"/{key}",
+            )
         _require_small(key, names, len(rows), size)
         return [dict(zip(names, row, strict=True)) for row in rows]
     if isinstance(data, dict) and data and all(isinstance(each, list) for each in data.values()):
@@ -98,7 +113,7 @@ def _instance(record: Any) -> Any:
         record = {"image": record}
     if not isinstance(record, dict):
         return record
-    if len(record) == 1 and not {"image", "b64"} & record.keys():
+    if len(record) == 1 and not FIELDS & record.keys():
         record = {"image": next(iter(record.values()))}
     image = record.get("image")
     if isinstance(image, str):

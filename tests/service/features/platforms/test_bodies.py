@@ -12,8 +12,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.errors import BodyTooLarge, MalformedRequest, TooManyInstances
+from service.features.answers.parameters import AnswerParameters
+from service.features.evaluate.parameters import EvaluateParameters
 from service.features.platforms.bodies import as_instances
-from service.pipeline.parameters import MAX_INSTANCES
+from service.pipeline.parameters import MAX_INSTANCES, Parameters
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE
@@ -67,6 +69,26 @@ def test_parameters_are_kept_under_either_name() -> None:
         assert json.loads(as_instances(body)) == expected
 
 
+@pytest.mark.parametrize("sent", [{"params": None}, {"params": None, "parameters": {"top_k": 1}}])
+def test_params_that_are_null_are_absent(sent: dict[str, Any]) -> None:
+    expected = {"instances": ONE, **{name: value for name, value in sent.items() if value}}
+    assert json.loads(as_instances(json.dumps({"inputs": A, **sent}).encode())) == expected
+
+
+@pytest.mark.parametrize(
+    "field",
+    sorted(
+        {"image", "id", "b64", "url"}.union(
+            Parameters.own, AnswerParameters.own, EvaluateParameters.own
+        )
+    ),
+)
+def test_a_field_of_an_instance_is_not_taken_for_its_image(field: str) -> None:
+    for sent in ({field: "what?"}, {field: ["what?"]}, [{field: "what?"}]):
+        (found,) = json.loads(as_instances(json.dumps({"inputs": sent}).encode()))["instances"]
+        assert found == {field: {"b64": "what?"} if field == "image" else "what?"}
+
+
 @pytest.mark.parametrize("body", [b'{"instances":[{"b64":"inputs"}]}', b"[1]", b'"inputs"', b"{}"])
 def test_any_other_body_is_as_it_was(body: bytes) -> None:
     assert as_instances(body) is body
@@ -79,6 +101,9 @@ def test_any_other_body_is_as_it_was(body: bytes) -> None:
         ('{"dataframe_split": [1]}', "dataframe_split is not like"),
         ('{"dataframe_split": {"data": [["a"]]}}', "dataframe_split is not like"),
         ('{"inputs": {"image": ["a"], "target": [1, 2]}}', "columns of inputs differ in length"),
+        ('{"dataframe_split": {"columns": ["a", "a"], "data": [[1, 2]]}}', "one column 'a'"),
+        ('{"dataframe_split": {"columns": [0, "0"], "data": [[1, 2]]}}', "one column '0'"),
+        ('{"inputs": "a", "params": {}, "parameters": {}}', "send one of them"),
         ('{"inputs":', "is not JSON"),
     ],
 )
