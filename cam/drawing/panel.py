@@ -15,6 +15,8 @@ LONGEST = 480
 """Largest length of a photo's longer side in the figure, in pixels."""
 GAP = 16
 BAR = 14
+SHORTEST_BAR = 80
+"""Smallest height of a colour bar, in pixels."""
 INK, PALE = (32, 33, 36), (95, 99, 104)
 TITLE, TEXT = 20, 14
 
@@ -50,7 +52,7 @@ def panel(
     left = len(pictures) * (wide + GAP) + GAP
     total = left + margin
     below = GAP + TITLE + len(lines) * (TEXT + 8) + GAP
-    sheet = Image.new("RGB", (max(total, 420), GAP + max(tall, 80) + below), "white")
+    sheet = Image.new("RGB", (max(total, 420), GAP + max(tall, SHORTEST_BAR) + below), "white")
     for turn, picture in enumerate(pictures):
         way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR
         scaled = cv2.resize(picture, (wide, tall), interpolation=way)
@@ -58,7 +60,7 @@ def panel(
     if colormap:
         draw_bar(sheet, (left, GAP), tall, colormap, ends)
     draw = ImageDraw.Draw(sheet)
-    top = 2 * GAP + max(tall, 80)
+    top = 2 * GAP + max(tall, SHORTEST_BAR)
     room = sheet.width - 2 * GAP
     draw.text((GAP, top), fitted(title, TITLE, room), INK, ImageFont.load_default(TITLE))
     for turn, line in enumerate(lines):
@@ -80,8 +82,8 @@ def draw_bar(
     colormap: str,
     ends: tuple[str, str],
 ) -> None:
-    """Draw a colour bar, at least 80 pixels high, with the captions of its top and bottom."""
-    (left, top), height = corner, max(height, 80)
+    """Draw a colour bar, at least `SHORTEST_BAR` high, with the captions of its top and bottom."""
+    (left, top), height = corner, max(height, SHORTEST_BAR)
     ramp = np.linspace(1, 0, height, dtype=np.float32)[:, None].repeat(BAR, 1)
     sheet.paste(Image.fromarray(colorize(ramp, colormap)), corner)
     draw, small = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cam.drawing.overlay import Picture
-from cam.drawing.panel import GAP, INK, PALE, TEXT, TITLE, bar_width, draw_bar, fitted
+from cam.drawing.panel import GAP, INK, PALE, SHORTEST_BAR, TEXT, TITLE, bar_width, draw_bar, fitted
 
 SIDE = 160
 """Length of a tile's longer side, in pixels."""
@@ -61,7 +61,8 @@ def sheet_of(
     head = GAP + TITLE + len(lines) * (TEXT + 8) + GAP
     right = columns * (wide + GAP) + GAP
     room = max(right + (bar_width(bar[1]) if bar else 0), 420)
-    sheet = Image.new("RGB", (room, head + rows * (tall + below + GAP)), "white")
+    long = max(rows * (tall + below + GAP), SHORTEST_BAR + GAP if bar else 0)
+    sheet = Image.new("RGB", (room, head + long), "white")
     pen = ImageDraw.Draw(sheet)
     large, small = ImageFont.load_default(TITLE), ImageFont.load_default(TEXT)
     pen.text((GAP, GAP), fitted(title, TITLE, room - 2 * GAP), INK, large)

@@ -7,6 +7,7 @@ import gc
 import pickle
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,28 @@ def test_a_short_text_stands_for_an_explanation() -> None:
     rows, columns = explanation.map.shape
     where = rf"gradcam at conv2, {rows} × {columns}"
     assert re.fullmatch(rf"<Explanation: class 1, p = 0\.\d+, {where}.*>", repr(explanation))
+
+
+@pytest.mark.parametrize(
+    ("warnings", "words"), [((), ""), (("a",), ", 1 warning"), (("a", "b"), ", 2 warnings")]
+)
+def test_the_number_of_warnings_in_words(
+    warnings: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "cam.explanation.sheet_of",
+        lambda photo, tiles, *texts, **more: drawn.append((tiles, texts)),
+    )
+    x = images(1)
+    (explanation,) = explain(Small().eval(), x, target=1, layer="conv2")
+    explanation = replace(explanation, warnings=warnings)
+    assert repr(explanation).endswith(f"{' × '.join(map(str, explanation.map.shape))}{words}>")
+    for count, title in ((1, "1 map of one image"), (2, "2 maps of one image")):
+        grid([explanation] * count)
+        tiles, texts = drawn.pop()
+        assert [tile.line for tile in tiles] == [f"gradcam at conv2{words}"] * count
+        assert texts == (title, warnings)
 
 
 def test_the_path_of_a_photo(tmp_path: Path) -> None:
