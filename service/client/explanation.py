@@ -154,7 +154,9 @@ class Explanation:
             return png(
                 drawn(self.map, None, signed=bool(self.document.signed), title=title, lines=lines)
             )
-        if picture == "panel":  # it has a caption and a colour bar of its own
+        # A panel has a caption and a colour bar of its own. So may a picture of a job, of which it
+        # is not known what was asked.
+        if picture in ("panel", None):
             return self.overlay
         usual, ends = bar_of(signed=bool(self.document.signed))
         colormap = self.asked.get("colormap") or usual

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import inspect
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,6 +31,7 @@ from service.client import (
     ServiceError,
     options,
 )
+from service.client.answers import result_of
 from service.client.photos import Named, instance_of, read
 from service.limits.keys import new_key
 from service.pipeline.images import decode
@@ -91,6 +93,10 @@ def test_a_map_is_that_of_the_answer_decoded_by_hand(
     assert pixels(lines._repr_png_()).shape[1] == 451 + 2 * GAP, "contours have no colour bar"
     panel = client.explain(cat, target="tabby", fit="squash", output="panel")
     assert panel._repr_png_() == panel.overlay, "it has a caption of its own"
+    sent = [panel.document.model_dump(exclude_none=True, mode="json")]
+    line = {"cursor": 1, "index": 0, "item": "cat", "explanations": sent}
+    (of_job,) = result_of(json.dumps(line).encode()).explanations
+    assert of_job._repr_png_() == panel.overlay, "of a job it is not known what was asked"
     plain = client.explain(cat, target="tabby", fit="squash", output="mask")
     assert plain._repr_png_().startswith(b"\x89PNG")
     assert explanation.overlay == base64.b64decode(document["overlay"]["data"])
