@@ -143,7 +143,9 @@ def test_a_key_leaves_streams_to_others(tmp_path: Path) -> None:
 
         open_ones = [opened(greedy) for _ in range(STREAMS_OF_A_KEY)]
         assert {told(next(one)) for one in open_ones} == {("a", "")}
-        code, details = ended(opened(greedy))
+        one_more = opened(greedy)
+        assert list(stream_until_error(one_more)) == []
+        code, details = ended(one_more)
         assert code is grpc.StatusCode.UNAVAILABLE
         assert details.startswith(f"{STREAMS_OF_A_KEY} streams of the key 'greedy' are open")
         assert told(next(opened(other))) == ("a", "")
