@@ -24,8 +24,8 @@ class Labels:
     def of(cls, names: Sequence[str], synonyms: Sequence[Iterable[str]] | None = None) -> Labels:
         meant: dict[str, tuple[int, ...]] = {}
         for index, name in enumerate(names):
-            known_as = {_plain(name), *map(_plain, synonyms[index] if synonyms else ())}
-            for plain in known_as:
+            # In their order, so that each process tells a model in the same words.
+            for plain in dict.fromkeys(map(_plain, [name, *(synonyms[index] if synonyms else ())])):
                 meant[plain] = (*meant.get(plain, ()), index)
         return cls(tuple(names), meant)
 

@@ -35,6 +35,7 @@ def test_synonyms_are_told_without_the_labels(labels: Labels) -> None:
     assert labels.synonyms["crane"] == [134]  # it is the label of 517
     assert "egyptian cat" not in labels.synonyms
     assert Labels.of(["a cat", "A-Cat "]).synonyms == {}
+    assert list(Labels.of(["a"], [["h", "d", "b", "g", "c", "f", "e"]]).synonyms) == list("hdbgcfe")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ export function stages(): Layer[] {
 export async function compare(several = false, from = 0): Promise<void> {
   const asked = choice.value, of = photo.value, layers = several ? stages() : [];
   if (!of) return;
+  filled = common();
   let methods = (model.value?.methods ?? []).filter((each) =>
     each.available && (!several || (isQuick(each) && each.at === "layer")));
   [columns.value, rows.value, first.value] = [layers, methods.map(({ name }) => name), from];

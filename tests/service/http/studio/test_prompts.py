@@ -109,7 +109,7 @@ def test_words_are_in_the_link_and_are_asked_of_the_next_photo(
     expect(page.locator("#prompt")).to_have_value("not asked yet")
     take(page, espresso, name="espresso")
     expect(page.locator("#picture")).to_have_attribute(
-        "aria-label", "espresso.png: gradcam++, a dog"
+        "aria-label", "espresso.png: gradcam++, a dog and not a cat"
     )
     page.get_by_role("button", name="Back to the classes").click()
     explained(page)
