@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.clusters.discriminant import scaled, separability
-from cam.clusters.look import told_by_look, told_by_scene
+from cam.clusters.look import LEAST_SPREAD, told_by_look, told_by_scene
 from cam.drawing.heatmap import Float, resize
 from cam.errors import InvalidImages
 
@@ -42,9 +42,6 @@ UNLIKE: Final = 0.85
 EDGES: Final = 8.0
 """Factor by which the differences between neighbouring pixels are multiplied: the sum of the
 weights of Sobel's operator."""
-LEAST_SPREAD: Final = 4.0
-"""Least spread of the other photos at a pixel, in grey levels 0 … 255; a smaller one counts as
-this. Where the other photos hardly differ, such as in black bars, equal pixels prove nothing."""
 
 
 @dataclass(frozen=True)

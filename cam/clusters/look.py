@@ -34,7 +34,11 @@ COARSE: Final = 4.0
 SMOOTH: Final = 1.5
 """Standard deviation, in pixels, of the blur of a change: few photos would else fit it."""
 LEAST_SPREAD: Final = 4.0
-"""Least spread of a pixel, in grey levels; a smaller one counts as this."""
+"""Least spread of the other photos at a pixel, in grey levels 0 … 255; a smaller one counts as
+this. Where the other photos hardly differ, such as in black bars, equal pixels prove nothing."""
+LEAST_CONTRAST: Final = 2.5
+"""Added to the contrast of a neighbourhood, in grey levels, before it is divided out: an even one
+would else be noise."""
 DIRECTIONS: Final = 6
 """Number of directions of edges in each quarter of a photo."""
 
@@ -107,7 +111,7 @@ def _scenes(photos: Float) -> Float:
     for photo in photos:
         plain = _blurred(photo, FINE)
         around = plain - _blurred(plain, COARSE)
-        local = around / (np.sqrt(_blurred(around * around, COARSE)) + 2.5)
+        local = around / (np.sqrt(_blurred(around * around, COARSE)) + LEAST_CONTRAST)
         local = local - local.mean(0, keepdims=True) - local.mean(1, keepdims=True)
         down, across = np.gradient(local.mean(-1))
         direction = np.floor(np.arctan2(down, across) % np.pi / np.pi * DIRECTIONS)

@@ -190,23 +190,21 @@ class Evidence:
 
     @property
     def _adds(self) -> bool:
-        found = self.difference
-        return (
-            found is not None
-            and found.apart >= ADDED
-            and found.lost <= LOST
-            and found.raised >= RAISED
-        )
+        return self._is_more(ADDED, LOST)
 
     @property
     def may_be_covered(self) -> bool:
         """Whether what the model used allows that one change covers the members' photos."""
+        return self.by_use and self._is_more(COVERED, COVERED_LOST)
+
+    def _is_more(self, apart: float, lost: float) -> bool:
+        """Whether the contributions differ by `apart` standard deviations, take at most the share
+        `lost` from those of other photos, and raise the scores."""
         found = self.difference
         return (
-            self.by_use
-            and found is not None
-            and found.apart >= COVERED
-            and found.lost <= COVERED_LOST
+            found is not None
+            and found.apart >= apart
+            and found.lost <= lost
             and found.raised >= RAISED
         )
 

@@ -135,7 +135,7 @@ const LONGEST_PATH = 1000;
 /** Asks something about a photo; parameters that are too long for an address go into a form. */
 function askOf(photo: Blob, path: string, accept: string, signal?: AbortSignal): Promise<Response> {
   if (path.length <= LONGEST_PATH) {
-    // A file of another kind is no photo, and no request either: the service says so of an image/*.
+    // Sent as image/*, a file of another kind is refused as a photo that cannot be read, and not as a wrong request.
     const type = photo.type.startsWith("image/") ? photo.type : "image/*";
     const headers = { "Content-Type": type, Accept: accept };
     return ask(path, { method: "POST", headers, body: photo, signal });

@@ -11,7 +11,7 @@ pytestmark = [browses, pytest.mark.slow]
 
 BAD = [b"no photo", b"no photo either"]
 ORDERS = ["bgg", "gbg", "ggb", "bbg", "bgb", "gbb", "bb"]
-"""Of files that are bad and good."""
+"""Orders in which bad files and good ones are chosen together."""
 
 LATE = """
 () => {
