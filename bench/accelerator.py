@@ -42,6 +42,7 @@ from cam import ClassTarget, Question
 from cam.outputs import transfer
 from service.backend import interface
 from service.backend.work import Explain
+from service.core.allocator import keep_memory, settle
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
@@ -265,9 +266,9 @@ async def measure(
                 backend = cast(interface.Backend, Backend(replicas))
                 await inner.enter_async_context(BackendServer(backend, listening))
                 told = scope.enter_context(producers(path, callers, phases))
-            gc.collect()
-            gc.freeze()  # as the service does once its models are loaded
+            scope.callback(gc.set_threshold, *gc.get_threshold())
             scope.callback(gc.unfreeze)
+            settle()  # as the service does once its models are loaded
             for each in phases:
                 used = -time.process_time()
                 begun = time.perf_counter()
@@ -293,6 +294,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--socket", action="store_true", help="ask from another process")
     args = parser.parse_args()
+    keep_memory()
     torch.set_num_threads(1)
     model = loaded()
     title = f"A batch of n images takes {args.first:g} + {args.image:g} n ms"

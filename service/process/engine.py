@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -12,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from service.core.allocator import give_back_memory, keep_memory
+from service.core.allocator import give_back_memory, keep_memory, settle
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.engine.manager import ModelManager
@@ -89,8 +88,7 @@ async def _serve(
                     raise failure
                 said_ready = True
                 heartbeat.tell(READY)
-                gc.collect()  # see `service.process.server`
-                gc.freeze()
+                settle()
             waiting: set[asyncio.Task[Any]] = {stop_told}
             if not manager.loaded.done():
                 waiting.add(manager.loaded)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -15,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.backend.interface import NO_MODEL, Backend
-from service.core.allocator import keep_memory
+from service.core.allocator import keep_memory, settle
 from service.core.errors import ConfigError, Problem
 from service.core.logs import is_json
 from service.core.metrics import Metrics
@@ -137,10 +136,7 @@ async def _serve(
             else:
                 if heartbeat:
                     heartbeat.tell(READY)  # before anything that may end this process
-                # The objects of now stay alive. Each garbage collection that searched them would
-                # delay every request by a third of a second.
-                gc.collect()
-                gc.freeze()
+                settle()
                 if says_hello:
                     _say_hello(url(listening), manager, settings)
         awaited = {serving} if manager.loaded.done() else {serving, manager.loaded}

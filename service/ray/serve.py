@@ -21,7 +21,6 @@ refuses allowed sources, and requires a folder of jobs that all replicas share, 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -140,6 +139,7 @@ class Replica:
                 say; the replica is not started.
             Unavailable: if the replica is not ready; Serve replaces it the third time in a row.
         """
+        from service.core.allocator import settle
         from service.http.app import PARSERS
 
         if mistake := self._mistake_met():
@@ -149,8 +149,7 @@ class Replica:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         if not self._settled:
             self._settled = True
-            gc.collect()
-            gc.freeze()  # as service.process.server does, so that no request waits for a collection
+            settle()
         if not self._manager.ready:
             raise Unavailable(self._manager.why_not_ready())
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from service.core.allocator import NEW_OBJECTS, settle
 
 SCRIPT = """
 import resource, sys, threading
@@ -44,3 +47,15 @@ def test_what_was_given_back_is_not_asked_for_again() -> None:
 
     assert faults("keep") < 100
     assert faults("as it comes") > 1000
+
+
+def test_what_is_there_is_left_out_of_garbage_collection() -> None:
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    try:
+        settle()
+        assert gc.get_freeze_count() > frozen
+        assert gc.get_threshold()[0] == NEW_OBJECTS > threshold[0]
+        assert gc.get_threshold()[1:] == threshold[1:]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
