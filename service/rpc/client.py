@@ -23,7 +23,7 @@ from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
-from service.rpc.frames import FrameProtocol
+from service.rpc.frames import FrameProtocol, Put
 from service.rpc.messages import (
     Add,
     Cancelled,
@@ -219,11 +219,9 @@ class RemoteBackend:
         if told and name not in self._known:
             raise unknown_model(name, self._known)
 
-    def _send(
-        self, message: object, put: Callable[[memoryview], int | None] = lambda array: None
-    ) -> None:
+    def _send(self, message: object, put: Put = lambda array: None) -> None:
         if self._transport and not self._transport.is_closing():
-            self._protocol.send(codec().write(message, put))
+            self._protocol.send(message, put)
 
     def _put(self, number: int, array: memoryview) -> int | None:
         """Write an array of a call into the shared memory; return where it begins, or None if there
@@ -245,7 +243,7 @@ class RemoteBackend:
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _speak(self) -> FrameProtocol:
-        self._protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
+        self._protocol = FrameProtocol(codec(), self._receive, opened=self._open, lost=self._lose)
         return self._protocol
 
     def _open(self, transport: asyncio.Transport) -> None:
@@ -293,7 +291,10 @@ class RemoteBackend:
         asyncio.get_running_loop().add_reader(self._watched, transport.abort)
 
     def _receive(self, payload: memoryview) -> None:
-        message = codec().read(payload)
+        for message in codec().read(payload):
+            self._take(message)
+
+    def _take(self, message: Any) -> None:
         if isinstance(message, State):
             self._watch(message.process)
             self._state = message

@@ -1,10 +1,11 @@
-"""Frames: messages on a stream, each a length and then that many bytes.
+"""Frames: messages on a stream, each frame a length and then that many bytes.
 
-A message is pickled, because pickle keeps NumPy arrays and the classes of `cam` as they are. Only
-the classes of `service.rpc.messages` and those that messages consist of can be read, so bytes from
-another process cannot name a function to call. The bytes of large arrays stand behind the pickle
-(PEP 574): they are neither copied to write a frame nor to read it. Or they lie in memory that both
-processes share, and the frame tells where.
+What is sent in one turn of the event loop, such as the answers of a batch, is one frame: it names
+each class once, and is written and read at once. Messages are pickled, because pickle keeps NumPy
+arrays and the classes of `cam` as they are. Only the classes of `service.rpc.messages` and those
+that messages consist of can be read, so bytes from another process cannot name a function to call.
+The bytes of large arrays stand behind the pickle (PEP 574): they are neither copied to write a
+frame nor to read it. Or they lie in memory that both processes share, and the frame tells where.
 """
 
 from __future__ import annotations
@@ -28,8 +29,15 @@ ALIGNED: Final = 64
 """Each part begins at a multiple of so many bytes of the payload."""
 APART_BYTES: Final = 1 << 14
 """An array of at least so many bytes is a part of its own."""
+FULL_BYTES: Final = 1 << 17
+"""After so many bytes, some sixteen answers, the next message begins another frame: the receiver
+goes on with the first answers while it receives the others."""
 MOST_BYTES: Final = 1 << 32
 """A larger frame ends the connection: no message is so large."""
+
+Put = Callable[[memoryview], int | None]
+"""Writes an array into shared memory and returns where it begins there, or None if it should be
+part of the frame."""
 
 
 class UnknownClass(pickle.UnpicklingError):
@@ -64,33 +72,79 @@ class Codec:
         }
         self._unpickler = Unpickler
 
-    def write(
-        self, message: object, put: Callable[[memoryview], int | None] = lambda array: None
-    ) -> list[bytes | memoryview]:
-        """Return the pieces of a message's frame, for a transport's `writelines`. Those of arrays
-        are the arrays' own memory.
+    def frame(self) -> Frame:
+        """Return a frame without messages."""
+        return Frame(self._reductions)
+
+    def read(
+        self,
+        payload: bytes | bytearray | memoryview,
+        shared: Callable[[int, int], bytearray] | None = None,
+    ) -> list[Any]:
+        """Return the messages of a frame's payload. Their arrays are views of the payload, or
+        copies of what lies in shared memory.
 
         Args:
-            put: writes an array into shared memory and returns where it begins there, or None if
-                it should be part of the frame.
+            shared: returns a copy of so many bytes that begin at a place of the shared memory; None
+                if there is no such memory.
+
+        Raises:
+            UnpicklingError: if the payload does not consist of messages.
         """
-        arrays: list[memoryview] = []
+        pickled, *arrays = _parts(memoryview(payload), shared)
+        written = BytesIO(pickled)
+        unpickler = self._unpickler(written, buffers=arrays)
+        messages = [unpickler.load()]
+        while written.tell() < len(pickled):
+            messages.append(unpickler.load())
+        return messages
 
-        def within(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < APART_BYTES:
-                return True
-            arrays.append(raw)
-            return False
 
-        written = BytesIO()
-        pickler = pickle.Pickler(written, protocol=5, buffer_callback=within)
-        pickler.dispatch_table = self._reductions
-        pickler.dump(message)
-        parts = [(written.getbuffer(), BEHIND)]
-        for array in arrays:
-            begin = put(array)
-            parts.append((array, BEHIND if begin is None else begin))
+class Frame:
+    """Messages that are being written."""
+
+    def __init__(self, reductions: dict[type, Callable[[Any], Any]]) -> None:
+        self._written = BytesIO()
+        self._arrays: list[tuple[memoryview, int]] = []
+        """The arrays that are parts of their own, and where each begins in the shared memory."""
+        self._found: list[memoryview] = []
+        """Those of the message that is being written."""
+        self._pickler = pickle.Pickler(self._written, protocol=5, buffer_callback=self._within)
+        self._pickler.dispatch_table = reductions
+        self._bytes = 0
+        self.full = False
+        """Whether the next message belongs into another frame."""
+
+    def add(self, message: object, put: Put = lambda array: None) -> None:
+        """Write a message. If that fails, the frame is as before, and full."""
+        begin, self._found = self._written.tell(), []
+        try:
+            self._pickler.dump(message)
+        except BaseException:
+            self._written.truncate(begin)
+            self.full = True  # the pickler refers to what it has written of this message
+            raise
+        for array in self._found:
+            placed = put(array)
+            self._arrays.append((array, BEHIND if placed is None else placed))
+            self._bytes += array.nbytes if placed is None else 0
+        self.full = self._written.tell() + self._bytes >= FULL_BYTES
+
+    def _within(self, buffer: pickle.PickleBuffer) -> bool:
+        """Return whether an array is part of the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < APART_BYTES:
+            return True
+        self._found.append(raw)
+        return False
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """Return the pieces of the frame, for a transport's `writelines`; none of a frame without
+        messages. Those of arrays are the arrays' own memory."""
+        pickled = self._written.getbuffer()
+        if not pickled:
+            return []
+        parts = [(pickled, BEHIND), *self._arrays]
         table = b"".join(PART.pack(part.nbytes, begin) for part, begin in parts)
         head = PARTS.pack(len(parts)) + table
         pieces: list[bytes | memoryview] = [head]
@@ -100,24 +154,6 @@ class Codec:
                 pieces += [bytes(-end % ALIGNED), part]
                 end += -end % ALIGNED + part.nbytes
         return [LENGTH.pack(end), *pieces]
-
-    def read(
-        self,
-        payload: bytes | bytearray | memoryview,
-        shared: Callable[[int, int], bytearray] | None = None,
-    ) -> Any:
-        """Return the message of a frame's payload. Its arrays are views of the payload, or copies
-        of what lies in shared memory.
-
-        Args:
-            shared: returns a copy of so many bytes that begin at a place of the shared memory; None
-                if there is no such memory.
-
-        Raises:
-            UnpicklingError: if the payload is not a message.
-        """
-        pickled, *arrays = _parts(memoryview(payload), shared)
-        return self._unpickler(BytesIO(pickled), buffers=arrays).load()
 
 
 def _parts(
@@ -146,10 +182,10 @@ def _parts(
 
 class FrameProtocol(asyncio.BufferedProtocol):
     """Receives frames, and passes on the payload of each. The bytes are received directly into the
-    payload's buffer. What is sent in one turn of the event loop, such as the answers of a batch, is
-    written at once.
+    payload's buffer. What is sent in one turn of the event loop is one frame, unless that is full.
 
     Args:
+        codec: writes what is sent.
         received: called with each payload.
         opened: called with the transport when the connection is made.
         lost: called when the connection has ended.
@@ -157,15 +193,17 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def __init__(
         self,
+        codec: Codec,
         received: Callable[[memoryview], None],
         *,
         opened: Callable[[asyncio.Transport], None],
         lost: Callable[[], None],
     ) -> None:
+        self._codec = codec
         self._received = received
         self._opened = opened
         self._lost = lost
-        self._unsent: list[bytes | memoryview] = []
+        self._unsent: list[Frame] = []
         self._begin(LENGTH.size, head=True)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -175,17 +213,19 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
 
-    def send(self, pieces: list[bytes | memoryview]) -> None:
-        """Send a frame, unless the connection has ended."""
+    def send(self, message: object, put: Put = lambda array: None) -> None:
+        """Send a message, unless the connection has ended."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._unsent += pieces
+        if not self._unsent or self._unsent[-1].full:
+            self._unsent.append(self._codec.frame())
+        self._unsent[-1].add(message, put)
 
     def flush(self) -> None:
         """Write what was sent."""
         unsent, self._unsent = self._unsent, []
         if unsent and not self._transport.is_closing():
-            self._transport.writelines(unsent)
+            self._transport.writelines([piece for each in unsent for piece in each.pieces()])
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer[self._filled :]

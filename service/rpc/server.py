@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from structlog.contextvars import bound_contextvars
+from structlog.contextvars import bind_contextvars
 
 from cam import METHODS
 from cam.methods.progress import Progress
@@ -138,7 +138,7 @@ class _Connection:
         self._lost = False
         self._shared: OthersMemory | None = None
         """Memory in which the other process writes pixels."""
-        self.protocol = FrameProtocol(self._receive, opened=self._open, lost=self._lose)
+        self.protocol = FrameProtocol(codec(), self._receive, opened=self._open, lost=self._lose)
 
     @property
     def calls(self) -> int:
@@ -147,7 +147,7 @@ class _Connection:
 
     def send(self, message: object) -> None:
         if not self._transport.is_closing():
-            self.protocol.send(codec().write(message))
+            self.protocol.send(message)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Close the connection, and return the tasks of its calls, which are cancelled."""
@@ -172,11 +172,15 @@ class _Connection:
 
     def _receive(self, payload: memoryview) -> None:
         try:
-            message = codec().read(payload, self._shared.copy if self._shared else None)
+            messages = codec().read(payload, self._shared.copy if self._shared else None)
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError):
             log.exception("a process sent what is not a message; its connection is closed")
             self._transport.abort()
             return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: object) -> None:
         if isinstance(message, RemoteCall):
             task = asyncio.create_task(self._answer(message), name=f"call {message.number}")
             self._calls[message.number] = task
@@ -207,17 +211,17 @@ class _Connection:
             self.send(Raised(number, Unavailable("the call was cancelled")))
 
     async def _answer(self, call: RemoteCall) -> None:
-        with bound_contextvars(**call.log_context):
-            try:
-                self.send(Returned(call.number, await self._work(call)))
-                if isinstance(call.work, Add):
-                    # The load, which may end this process, begins in the next turn of the loop.
-                    self.protocol.flush()
-            except Problem as problem:
-                self.send(Raised(call.number, problem))
-            except Exception:
-                failure = unexpected(f"{type(call.work).__name__} of model {call.model}")
-                self.send(Raised(call.number, failure))
+        bind_contextvars(**call.log_context)  # for this task
+        try:
+            self.send(Returned(call.number, await self._work(call)))
+            if isinstance(call.work, Add):
+                # The load, which may end this process, begins in the next turn of the loop.
+                self.protocol.flush()
+        except Problem as problem:
+            self.send(Raised(call.number, problem))
+        except Exception:
+            failure = unexpected(f"{type(call.work).__name__} of model {call.model}")
+            self.send(Raised(call.number, failure))
 
     async def _work(self, call: RemoteCall) -> object:
         work = call.work

@@ -28,7 +28,15 @@ from service.backend.work import Explain
 from service.core import errors
 from service.core.errors import InvalidParameter, Problem, Unavailable
 from service.models.preprocessing import ModelInput
-from service.rpc.frames import APART_BYTES, LENGTH, MOST_BYTES, FrameProtocol, UnknownClass
+from service.rpc.frames import (
+    APART_BYTES,
+    FULL_BYTES,
+    LENGTH,
+    MOST_BYTES,
+    FrameProtocol,
+    Put,
+    UnknownClass,
+)
 from service.rpc.messages import (
     ModelSnapshot,
     Progressed,
@@ -42,11 +50,19 @@ from tests.service.rpc.fake import info
 
 
 def again(message: object) -> Any:
-    return codec().read(frame(message)[LENGTH.size :])
+    (found,) = codec().read(frame(message)[LENGTH.size :])
+    return found
 
 
-def frame(message: object) -> bytes:
-    return b"".join(codec().write(message))
+def frame(*messages: object) -> bytes:
+    return b"".join(pieces(*messages))
+
+
+def pieces(*messages: object, put: Put = lambda array: None) -> list[bytes | memoryview]:
+    written = codec().frame()
+    for message in messages:
+        written.add(message, put)
+    return written.pieces()
 
 
 class Evil:
@@ -93,17 +109,53 @@ def test_large_arrays_are_not_copied() -> None:
     """Neither to write a frame nor to read it; small ones are part of the pickle."""
     pixels, small = np.ones((2, 96, 96, 3), np.uint8), np.ones(8, np.float32)
     large = np.arange(APART_BYTES, dtype=np.float64)[::2].copy()
-    pieces = codec().write(Returned(1, [pixels, small, large]))
-    views = [np.asarray(each) for each in pieces if isinstance(each, memoryview)]
+    written = pieces(Returned(1, [pixels, small, large]))
+    views = [np.asarray(each) for each in written if isinstance(each, memoryview)]
     assert [np.shares_memory(each, pixels) for each in views] == [False, True, False]
     assert [np.shares_memory(each, large) for each in views] == [False, False, True]
-    payload = bytearray(b"".join(pieces)[LENGTH.size :])
-    found = codec().read(memoryview(payload)).value
+    payload = bytearray(b"".join(written)[LENGTH.size :])
+    found = codec().read(memoryview(payload))[0].value
     there = np.frombuffer(payload, np.uint8)
     assert [np.shares_memory(each, there) for each in found] == [True, False, True]
     for array, expected in zip(found, (pixels, small, large), strict=True):
         np.testing.assert_array_equal(array, expected)
         assert array.flags.writeable
+
+
+def test_many_messages_are_one_frame() -> None:
+    """Each class is named once, so a further message is a fraction of the first one."""
+    arrays = [np.full(APART_BYTES, turn, np.uint8) for turn in range(3)]
+    sent = [Returned(turn, [array, ClassTarget(turn)]) for turn, array in enumerate(arrays)]
+    found = codec().read(frame(*sent)[LENGTH.size :])
+    assert [each.number for each in found] == [0, 1, 2]
+    assert [each.value[1] for each in found] == [ClassTarget(turn) for turn in range(3)]
+    for message, array in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(message.value[0], array)
+    one, two = (len(frame(*[Returned(1, ClassTarget(1))] * count)) for count in (1, 2))
+    several = len(frame(Returned(1, ClassTarget(1)), Returned(2, ClassTarget(2))))
+    assert two - one < several - one < one / 3
+
+
+def test_a_message_that_cannot_be_written_leaves_the_others_readable() -> None:
+    target = ClassTarget(7)
+    written = codec().frame()
+    written.add(Returned(1, target))
+    with pytest.raises(TypeError, match="cannot pickle"):
+        written.add(Returned(2, [target, np.zeros(APART_BYTES), (each for each in "x")]))
+    assert written.full
+    payload = b"".join(written.pieces())[LENGTH.size :]
+    assert codec().read(payload) == [Returned(1, target)]
+
+
+def test_a_frame_that_is_large_takes_no_further_message() -> None:
+    half = np.zeros(FULL_BYTES // 2, np.uint8)
+    written = codec().frame()
+    written.add(Returned(1, half), lambda array: 0)  # it lies in shared memory
+    assert not written.full
+    written.add(Returned(2, half.copy()))
+    assert not written.full
+    written.add(Returned(3, half.copy()))
+    assert written.full
 
 
 def test_targets_and_questions_come_as_they_went() -> None:
@@ -166,7 +218,10 @@ def test_answers_come_as_they_went() -> None:
 def test_frames_arrive_in_any_pieces(piece: int) -> None:
     got: list[bytes] = []
     protocol = FrameProtocol(
-        lambda payload: got.append(bytes(payload)), opened=lambda transport: None, lost=lambda: None
+        codec(),
+        lambda payload: got.append(bytes(payload)),
+        opened=lambda transport: None,
+        lost=lambda: None,
     )
     stream = b"".join(LENGTH.pack(size) + bytes([size]) * size for size in (1, 5, 20, 2))
     while stream:
@@ -182,7 +237,10 @@ def test_frames_arrive_in_any_pieces(piece: int) -> None:
 def test_a_frame_that_is_too_long_ends_the_connection(length: int) -> None:
     aborted: list[bool] = []
     protocol = FrameProtocol(
-        lambda payload: pytest.fail("it was read"), opened=lambda transport: None, lost=lambda: None
+        codec(),
+        lambda payload: pytest.fail("it was read"),
+        opened=lambda transport: None,
+        lost=lambda: None,
     )
     protocol.connection_made(SimpleNamespace(abort=lambda: aborted.append(True)))  # type: ignore[arg-type]
     protocol.get_buffer(-1)[:] = LENGTH.pack(length)

@@ -124,15 +124,16 @@ def test_nothing_is_left_where_it_cannot_be_made(monkeypatch: pytest.MonkeyPatch
 def test_a_frame_tells_where_its_arrays_lie() -> None:
     array = np.arange(APART_BYTES, dtype=np.uint8)
     with closing(SharedMemory()) as memory:
-        pieces = codec().write(Returned(1, [array, array[:5]]), memory.put)
-        assert sum(memoryview(piece).nbytes for piece in pieces) < APART_BYTES
-        payload = b"".join(pieces)[LENGTH.size :]
+        frame = codec().frame()
+        frame.add(Returned(1, [array, array[:5]]), memory.put)
+        payload = b"".join(frame.pieces())[LENGTH.size :]
+        assert len(payload) < APART_BYTES
         assert PART.unpack_from(payload, PARTS.size)[1] == BEHIND  # the pickle
         assert PART.unpack_from(payload, PARTS.size + PART.size) == (APART_BYTES, 0)
         with pytest.raises(pickle.UnpicklingError, match="there is none"):
             codec().read(payload)
         with closing(OthersMemory(os.getpid(), memory.descriptor)) as others:
-            large, small = codec().read(payload, others.copy).value
+            large, small = codec().read(payload, others.copy)[0].value
     np.testing.assert_array_equal(large, array)
     np.testing.assert_array_equal(small, array[:5])
     assert large.flags.writeable
