@@ -107,6 +107,7 @@ class Batcher(Generic[Item, Result]):
         patience: seconds that interactive items may always wait, before they wait too long.
         name: name of the thread.
         prepare: called first in the thread.
+        failed: returns what the caller of an item that failed gets in the place of an exception.
 
     Interactive items are taken in the order in which they came. If even the newest item of each
     batch has waited too long for some time, so that the queue never drains (CoDel's standing
@@ -129,8 +130,10 @@ class Batcher(Generic[Item, Result]):
         patience: float = 0.0,
         name: str = "batcher",
         prepare: Callable[[], None] | None = None,
+        failed: Callable[[Item, Exception], Exception] = lambda item, error: error,
     ) -> None:
         self._run = run
+        self._failed = failed
         self._key = key
         self._cost = cost
         self._turns: dict[Hashable, int] = {}
@@ -221,15 +224,15 @@ class Batcher(Generic[Item, Result]):
                 None. An item that continues work is queued even if the queue is full.
 
         Raises:
-            Full: if the queue is full.
-            Closed: if the batcher is closed or its worker has ended.
+            BatcherFull: if the queue is full, or what `failed` returns for it; as for
+            BatcherClosed: if the batcher is closed or its worker has ended.
         """
         if not self.alive:
-            raise BatcherClosed("the batcher is closed")
+            raise self._failed(item, BatcherClosed("the batcher is closed"))
         if len(self._queue) >= self._max_queue:
             self._queue = deque(e for e in self._queue if not e.future.cancelled())
         if len(self._queue) >= self._max_queue and begun is None:
-            raise BatcherFull(f"{len(self._queue)} items are waiting")
+            raise self._failed(item, BatcherFull(f"{len(self._queue)} items are waiting"))
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         now = perf_counter()
         background = self._priority(item) == "background"
@@ -259,8 +262,7 @@ class Batcher(Generic[Item, Result]):
             for batch in list(self._under_way):
                 self._end(batch)
             for entry in self._queue:
-                if not entry.future.done():
-                    entry.future.set_exception(BatcherClosed("the worker has ended"))
+                self._settle(entry, BatcherClosed("the worker has ended"), 0, 0)
             self._queue.clear()
 
     def _begin(self, batch: Entries[Item, Result]) -> float:
@@ -426,14 +428,13 @@ class Batcher(Generic[Item, Result]):
             return RuntimeError(f"{len(results)} results for a batch of {count}")
         return results
 
-    @staticmethod
     def _settle(
-        entry: _Entry[Item, Result], result: Result | Exception, started: float, size: int
+        self, entry: _Entry[Item, Result], result: Result | Exception, started: float, size: int
     ) -> None:
         if entry.future.done():
             return
         if isinstance(result, Exception):
-            entry.future.set_exception(result)
+            entry.future.set_exception(self._failed(entry.item, result))
             return
         ran = perf_counter() - started
         entry.future.set_result(Outcome(result, started - entry.submitted, ran, size))

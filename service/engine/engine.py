@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,6 +183,7 @@ class Engine:
             patience=patience,
             name=f"engine {model.name}",
             prepare=partial(bind, cores),
+            failed=self._failed,
         )
         """Queue and worker thread. If the thread is abandoned, because it may never end, so is the
         model, and all waiting requests are answered with 503."""
@@ -208,7 +209,9 @@ class Engine:
         if self.model.paths:
             worth = self._images * await self._batch(1)
             if self.model.device.type == "cpu":
-                await self._submit(_Item(self._sample(), (NOTHING,), self._settle_fast(worth)))
+                await self.batcher.submit(
+                    _Item(self._sample(), (NOTHING,), self._settle_fast(worth))
+                )
             else:
                 settling = self._settle_beside(worth)
                 self._settling = asyncio.create_task(settling, name="prepare the fast path")
@@ -310,7 +313,22 @@ class Engine:
     async def ask(self, work: Work[Value], *, progress: Listener | None = None) -> Outcome[Value]:
         """Do a piece of work about one image: see `ModelBackend.ask`. The questions are one, or
         several of one-pass methods, which share the forward pass."""
+        return await self.begin(work, progress=progress)
+
+    def begin(
+        self, work: Work[Value], *, progress: Listener | None = None
+    ) -> Awaitable[Outcome[Value]]:
+        """Begin a piece of work: see `ask`. What takes one step is in the queue when this returns,
+        and needs no task of its own."""
         item = self._item(work)
+        if item.steps or work.prompts or work.at_once or (item.repeatable and self._settling):
+            return self._in_turn(work, item, progress)
+        return cast(Awaitable[Outcome[Value]], self.batcher.submit(item))
+
+    async def _in_turn(
+        self, work: Work[Value], item: _Item, progress: Listener | None
+    ) -> Outcome[Value]:
+        """Do a piece of work of several steps, or one that waits for others."""
         if item.repeatable and self._settling:
             await asyncio.wait([self._settling])  # a job has all its maps by one path
         doubts: tuple[str, ...] = ()
@@ -323,8 +341,6 @@ class Engine:
             outcome = await self._finished(item, progress)
         if isinstance(outcome.value, ServedAnswer) and doubts:
             outcome = replace(outcome, value=outcome.value.doubted(doubts))
-        if isinstance(work, Explain):
-            self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
         return cast(Outcome[Value], outcome)
 
     @asynccontextmanager
@@ -426,7 +442,7 @@ class Engine:
         while True:
             # Other items run between two steps, and cancelling the caller ends the work.
             now = perf_counter()
-            outcome = await self._submit(item, begun=begun)
+            outcome = await self.batcher.submit(item, begun=begun)
             begun = now if begun is None else begun
             queued, ran = queued + outcome.queued_seconds, ran + outcome.run_seconds
             if not isinstance(outcome.value, Progress):
@@ -434,38 +450,33 @@ class Engine:
             if progress:
                 progress(outcome.value)
 
-    async def _submit(self, item: _Item, *, begun: float | None = None) -> Outcome[object]:
-        try:
-            return await self.batcher.submit(item, begun=begun)
-        except BatcherFull as error:
+    def _failed(self, item: _Item, error: Exception) -> Exception:
+        """Return what the caller gets for an item that failed."""
+        name, here = self.model.name, item.pixels.shape
+        if isinstance(error, BatcherFull):
             self._metrics.rejected.labels(reason="queue full").inc()
-            raise QueueFull(
-                f"{error} for model {self.model.name!r}, which is the maximum; try again",
-                retry_after=RETRY_AFTER_SECONDS,
-            ) from None
-        except BatcherClosed as error:
-            raise Unavailable(
-                f"model {self.model.name!r} takes no more requests; try again",
+            full = f"{error} for model {name!r}, which is the maximum; try again"
+            return QueueFull(full, retry_after=RETRY_AFTER_SECONDS)
+        if isinstance(error, BatcherClosed):
+            return Unavailable(
+                f"model {name!r} takes no more requests; try again",
                 blamed="batch" if error.blamed else None,
-            ) from None
-        except InvalidPrompt as error:
-            raise InvalidParameter(str(error)) from None
-        except CamError as error:
-            raise Unexplainable(f"model {self.model.name!r} cannot explain it: {error}") from None
-        except Exception as error:
-            if not is_of_memory(error):
-                if self._of_usual_size(item.pixels):
-                    raise
-                raise Unexplainable(
-                    f"model {self.model.name!r} takes no image of {item.pixels.shape[1]} × "
-                    f"{item.pixels.shape[0]} pixels: {typed_line(error)}"
-                ) from None
+            )
+        if isinstance(error, InvalidPrompt):
+            return InvalidParameter(str(error))
+        if isinstance(error, CamError):
+            return Unexplainable(f"model {name!r} cannot explain it: {error}")
+        if is_of_memory(error):
             self._metrics.rejected.labels(reason="out of memory").inc()
-            raise OutOfMemory(
-                f"model {self.model.name!r} has no memory left for this image, even alone; try "
-                "again later, or with fewer targets or a smaller budget",
+            return OutOfMemory(
+                f"model {name!r} has no memory left for this image, even alone; try again later, "
+                "or with fewer targets or a smaller budget",
                 retry_after=RETRY_AFTER_SECONDS,
-            ) from None
+            )
+        if self._of_usual_size(item.pixels):
+            return error
+        size = f"{here[1]} × {here[0]} pixels"
+        return Unexplainable(f"model {name!r} takes no image of {size}: {typed_line(error)}")
 
     def _run(self, items: list[_Item]) -> list[object] | Later[object]:
         try:

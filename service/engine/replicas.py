@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -113,7 +114,7 @@ class Replicas:
         if isinstance(work, CompareDrift):
             return cast(Outcome[Value], Outcome(await self.watch.drift(), 0.0, 0.0, 0))
         engine = self._idlest(type(work))
-        return await engine.ask(work, progress=progress)
+        return await engine.begin(work, progress=progress)
 
     async def _explain(self, work: Explain, progress: Listener | None) -> Outcome[ServedAnswer]:
         if len(work.questions) == 1:
@@ -165,24 +166,31 @@ class Replicas:
                 the order of the caller's methods.
         """
         if work.priority == "background":
-            return await self._idlest().ask(work, progress=progress)
+            return self._queued(await self._idlest().begin(work, progress=progress))
         outcome, how = await self._response_cache.get(
             _key(work),
-            lambda report: self._idlest().ask(work, progress=report),
+            lambda report: self._idlest().begin(work, progress=report),
             progress,
         )
+        if how == "made":
+            self._queued(outcome)
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
         watched = work.watched and not work.prompts  # the classes are others
         if how == "made" and watched and self.watch.watches(work.seen):
             self._watch(work.seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
+    def _queued(self, outcome: Outcome[ServedAnswer]) -> Outcome[ServedAnswer]:
+        """Record how long a question has waited; return its outcome."""
+        self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
+        return outcome
+
     def _watch(self, seen: ModelInput, questions: Sequence[Question], answer: ServedAnswer) -> None:
         """Record an answer to live traffic."""
 
         async def explain(question: Question) -> ServedAnswer:
             work = Explain(seen, (question,), "background", watched=True)
-            return (await self._idlest().ask(work)).value
+            return (await self._idlest().begin(work)).value
 
         self.watch.note(questions, answer, seen.pixels)
         self.watch.sample(questions, explain, seen.pixels)
@@ -212,17 +220,23 @@ def _key(work: Explain) -> bytes:
     add(work.prompts)
     for target in questions[0].targets:
         add(type(target).__name__)
-        for field_ in fields(target):
-            add(getattr(target, field_.name))
+        for name in _names(cast(Hashable, type(target))):
+            add(getattr(target, name))
     for question in questions:
         add(
             [
-                getattr(question, field_.name)
-                for field_ in fields(question)
-                if field_.name != "targets"
+                getattr(question, name)
+                for name in _names(cast(Hashable, Question))
+                if name != "targets"
             ]
         )
     return digest.digest()
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """Return the names of a data class's fields."""
+    return tuple(field.name for field in fields(kind))
 
 
 def _bytes_of(outcome: Outcome[ServedAnswer]) -> int | None:

@@ -23,7 +23,7 @@ How = Literal["made", "joined", "remembered"]
 
 @dataclass(eq=False)
 class _Flight(Generic[Value, Report]):
-    task: asyncio.Task[Value]
+    task: asyncio.Future[Value]
     listeners: list[Callable[[Report], None]] = field(default_factory=list)
     waiting: int = 0
 
@@ -81,10 +81,7 @@ class ResponseCache(Generic[Value, Report]):
             for listener in list(flight.listeners):
                 listener(value)
 
-        async def run() -> Value:
-            return await work(report)
-
-        def landed(task: asyncio.Task[Value]) -> None:
+        def landed(task: asyncio.Future[Value]) -> None:
             self._forget(key, flight)
             if task.cancelled() or task.exception():
                 return
@@ -92,7 +89,7 @@ class ResponseCache(Generic[Value, Report]):
             if size is not None and size <= self._max_bytes:
                 self._known[key] = task.result()
 
-        flight: _Flight[Value, Report] = _Flight(asyncio.create_task(run()))
+        flight: _Flight[Value, Report] = _Flight(asyncio.ensure_future(work(report)))
         flight.task.add_done_callback(landed)
         return flight
 
