@@ -225,6 +225,7 @@ def producers(path: str, callers: int, seconds: Sequence[float]) -> Iterator[Con
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=produce, args=(path, callers, seconds, there), daemon=True)
     process.start()
+    there.close()  # so that the end of the process is the end of what it tells
     try:
         yield here
     finally:
