@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 Formula = Literal["weights", "map", "steps"]
 Levels = Literal["boxes", "stages"]
+Family = Literal["gradients", "components", "perturbation", "pixels", "attention", "boxes", "other"]
 Dependence = Literal["full", "weak", "none"]
 INPUT: Final = "input"
 """Name that stands in place of a layer's name, for methods that explain at the image itself."""
@@ -72,6 +73,13 @@ class Method:
     score: Function | None = None
     """The function that returns the score, a scalar tensor, that the method differentiates for a
     target and a `cam.outputs.output.Output`; None for the target's own score."""
+    family: Family = "other"
+    """What the method works with: `gradients` at a layer, `components` of its activations or no
+    gradient, `perturbation` of the photo or of the layer, `pixels`, a transformer's `attention`,
+    or one of the `boxes` of a detector."""
+    paper: str = ""
+    """The paper that the formula is from, with the place in it, or what else it is from; "" if
+    that is not told."""
 
     @property
     def class_specific(self) -> bool:

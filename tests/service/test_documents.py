@@ -13,7 +13,7 @@ import zipfile
 from dataclasses import fields
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ import cam
 import service.client
 from cam import METHODS, METRICS
 from cam.evaluation.metrics import MetricOptions
+from cam.methods.method import Family
 from service.features.evaluate.parameters import EvaluateParameters
 from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
@@ -231,9 +232,19 @@ def test_every_method_is_described(name: str) -> None:
     passes = f"{number} {kind} pass" + ("" if number == "one" else "es")
     assert f"- **Cost:** {passes}" in section
     assert not method.budget or f"{method.budget:,}" in section
-    assert "- **Paper:** " in section
+    assert f"- **Paper:** {method.paper}" in section
+    assert len(method.paper) > 20
     assert "- **Use it** " in section
     assert f"](methods/{name}.jpg)" in section or "- **Picture:** none" in section
+
+
+def test_a_chapter_of_methods_is_a_family() -> None:
+    chapters = re.split(r"\n## ", METHODS_PAGE)
+    named = (re.findall(r"^### (\S+)$", each, re.M) for each in chapters)
+    found = [{METHODS[name].family for name in names if name in METHODS} for names in named]
+    families = [family for chapter in found for family in chapter]
+    assert all(len(chapter) <= 1 for chapter in found)
+    assert sorted(families) == sorted({*get_args(Family)} - {"other"})
 
 
 def test_the_pictures_of_methods_are_small() -> None:
