@@ -12,7 +12,7 @@ from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
-from cam.drawing.sheet import Tile, sheet_of
+from cam.drawing.sheet import CaptionedPicture, sheet_of
 from service.core.errors import InvalidParameter
 from service.core.schemas import Point
 from service.features.answers import schemas
@@ -80,7 +80,7 @@ class AnswerResult:
         if self.instance.parameters.word is not None:
             return self._drawing(words[0], self._drawn_on_photo).encoded(media_type)
         tiles = [
-            Tile(word.text, self._drawing(word, self._tile).picture(), _told(word))
+            CaptionedPicture(word.text, self._drawing(word, self._tile).picture(), _told(word))
             for word in words[:SHOWN]
         ]
         lines = [f"{self.answer.question} · {self.answer.method}"]
