@@ -39,7 +39,7 @@ from service.http.access import needs
 from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.middleware import CLIENT_LEFT
-from service.pipeline.rendering import EXTENSIONS
+from service.pipeline.rendering import PICTURES
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 CSV = "text/csv"
@@ -145,7 +145,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         response_model=ItemResult,
         responses=answers(
             ItemResult,
-            dict.fromkeys(EXTENSIONS),
+            dict.fromkeys(PICTURES),
             example=documentation.RESULT,
             problems=[*READING_JOBS, 406, 409],
         ),
@@ -264,7 +264,7 @@ class JobRoutes:
     @needs("read")
     async def get_result(self, job: str, item: str, request: Request) -> Response:
         place = self._jobs.place
-        form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
+        form = choose(request.headers.get("accept"), [JSON, *PICTURES])
         known = await find_job(place, job, request)
         finished = await place.pool.run(lambda: place.result_store.result(known, storable(item)))
         if finished is False:
