@@ -22,7 +22,7 @@ from cam.drawing.notebook import (
 )
 from cam.drawing.overlay import Picture
 from cam.drawing.placement import Placement
-from cam.drawing.sheet import Tile, sheet_of
+from cam.drawing.sheet import CaptionedPicture, sheet_of
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import METHODS, method_named
 from cam.methods.progress import Completeness, Passes, Progress
@@ -313,7 +313,9 @@ def grid(explanations: Sequence[Explanation]) -> Picture:
     for each in explanations:
         warned = f", {counted(each.warnings, 'warning')}" if each.warnings else ""
         picture = heated(each.map, photo, signed=each.signed)
-        tiles.append(Tile(each.title, picture, f"{each.method} at {each.layer}{warned}"))
+        tiles.append(
+            CaptionedPicture(each.title, picture, f"{each.method} at {each.layer}{warned}")
+        )
     return sheet_of(
         photo,
         tiles,

@@ -12,14 +12,14 @@ NAME: Final = re.compile(r"[a-z][a-z0-9+_-]{0,63}")
 """What the name of an addition must look like: requests, files and metrics have it."""
 
 
-class Named(Protocol):
+class Extension(Protocol):
     """What can be added."""
 
     @property
     def name(self) -> str: ...
 
 
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=Extension)
 
 
 def added(
@@ -59,6 +59,6 @@ def added(
             yield one
 
 
-def _leave_out(kind: type[Named], what: str, why: str) -> None:
+def _leave_out(kind: type[Extension], what: str, why: str) -> None:
     message = f"the {kind.__name__.lower()} {what} is left out: {why}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -63,6 +64,25 @@ def test_imports_run_in_no_circle() -> None:
 
     for name in house:
         visit(name)
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """Two classes have one name only if they are one thing: what cam returns and its schema, an
+    error of cam and of HTTP, what the service and the client take or answer."""
+    classes = Counter(
+        node.name
+        for file in FILES
+        if "_async" not in file.parts
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    answered = {"Explanation", "Prediction", "Score", "Completeness", "Passes", "OwnPlace"}
+    answered |= {"Box", "Region", "Placement", "AnswerToken", "Alternative"}
+    answered |= {"AnswerWord", "WordScores"}
+    failed = {"UnknownMethod", "UnknownLayer", "InvalidTarget", "ClassOutOfRange"}
+    client = {"AnswerOptions", "NamedClass", "RegionObject", "Job", "NotFinished", "Overloaded"}
+    several = {name for name, count in classes.items() if count > 1}
+    assert several == answered | failed | client
 
 
 def test_packages_import_downwards_and_torch_stays_behind_the_engine() -> None:

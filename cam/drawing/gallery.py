@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.drawing.heatmap import minmax
-from cam.drawing.overlay import Picture, colorize
+from cam.drawing.overlay import USUAL_GALLERY, Picture, colorize
 
 CAPTION, GAP = 18, 6
 
@@ -20,7 +20,7 @@ def gallery(
     *,
     columns: int | None = None,
     side: int = 112,
-    colormap: str = "viridis",
+    colormap: str = USUAL_GALLERY,
 ) -> Picture:
     """Draw maps (h, w) as tiles, each scaled to its own minimum and maximum; a constant map is
     drawn as all minimum.

@@ -66,7 +66,8 @@ def drawn(
 
 
 def bar_of(*, signed: bool) -> tuple[str, tuple[str, str]]:
-    """Return the colour map of maps that a notebook shows, and the captions of its colour bar."""
+    """Return the colour map of maps for which none is chosen, and the captions of its colour
+    bar."""
     return (USUAL_SIGNED, ("for", "against")) if signed else (USUAL, ("high", "low"))
 
 

@@ -15,22 +15,12 @@ from cam.errors import UnknownColormap
 Float = NDArray[np.float32]
 Picture = NDArray[np.uint8]
 
-_OPENCV: Final[dict[str, int]] = {
-    "turbo": cv2.COLORMAP_TURBO,
-    "jet": cv2.COLORMAP_JET,
-    "viridis": cv2.COLORMAP_VIRIDIS,
-    "inferno": cv2.COLORMAP_INFERNO,
-    "magma": cv2.COLORMAP_MAGMA,
-    "plasma": cv2.COLORMAP_PLASMA,
-    "cividis": cv2.COLORMAP_CIVIDIS,
-    "hot": cv2.COLORMAP_HOT,
-    "bone": cv2.COLORMAP_BONE,
-}
-
 USUAL: Final = "turbo"
 """The colour map of a map for which none is chosen."""
 USUAL_SIGNED: Final = "coolwarm"
 """The same of a signed map: its middle, where there is no evidence, is neutral."""
+USUAL_GALLERY: Final = "viridis"
+"""The same of feature maps in a gallery."""
 HOTTEST: Final = 0.85
 """The opacity of the hottest place if the opacity follows the heat: the photo stays visible."""
 
@@ -60,7 +50,16 @@ def _between(*colours: tuple[int, int, int]) -> Picture:
     return table
 
 
-_TABLES: Final = {
+_COLOURS: Final[dict[str, int | Picture]] = {
+    "turbo": cv2.COLORMAP_TURBO,
+    "jet": cv2.COLORMAP_JET,
+    "viridis": cv2.COLORMAP_VIRIDIS,
+    "inferno": cv2.COLORMAP_INFERNO,
+    "magma": cv2.COLORMAP_MAGMA,
+    "plasma": cv2.COLORMAP_PLASMA,
+    "cividis": cv2.COLORMAP_CIVIDIS,
+    "hot": cv2.COLORMAP_HOT,
+    "bone": cv2.COLORMAP_BONE,
     # Moreland, "Diverging Color Maps for Scientific Visualization", 2009, at nine points.
     "coolwarm": _between(
         (59, 76, 192),
@@ -75,18 +74,18 @@ _TABLES: Final = {
     ),
     "bwr": _between((0, 0, 255), (255, 255, 255), (255, 0, 0)),
 }
-
-
-COLORMAPS: Final[tuple[str, ...]] = (*_OPENCV, *_TABLES)
+"""Colour map → its number in OpenCV, or its 256 colours, RGB (256, 1, 3)."""
+COLORMAPS: Final = tuple(_COLOURS)
 
 
 @cache
 def _table(colormap: str) -> Picture:
     """Return the 256 colours of a colour map, RGB (256, 1, 3)."""
-    if colormap in _TABLES:
-        return _TABLES[colormap]
+    colours = _COLOURS[colormap]
+    if not isinstance(colours, int):
+        return colours
     ramp = np.arange(256, dtype=np.uint8)[:, None]
-    blue_first = cv2.applyColorMap(ramp, _OPENCV[colormap])
+    blue_first = cv2.applyColorMap(ramp, colours)
     return cv2.cvtColor(blue_first, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
 
 

@@ -19,7 +19,7 @@ ACROSS = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
+class CaptionedPicture:
     """A map on the photo, with its caption."""
 
     text: str
@@ -31,7 +31,7 @@ class Tile:
 
 def sheet_of(
     photo: Picture,
-    tiles: Sequence[Tile],
+    tiles: Sequence[CaptionedPicture],
     title: str,
     lines: Sequence[str],
     *,
@@ -71,7 +71,7 @@ def sheet_of(
         pen.text((GAP, y), fitted(line, TEXT, room - 2 * GAP), PALE, small)
     if bar:
         draw_bar(sheet, (right, head), tall, *bar)
-    for number, one in enumerate([Tile("", photo, "the photo"), *tiles]):
+    for number, one in enumerate([CaptionedPicture("", photo, "the photo"), *tiles]):
         left = GAP + number % columns * (wide + GAP)
         top = head + number // columns * (tall + below + GAP)
         way = cv2.INTER_AREA if factor < 1 else cv2.INTER_LINEAR

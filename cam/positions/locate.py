@@ -63,7 +63,7 @@ class Setup:
     `training`. While they stay as they are, the layers lie where they lay."""
 
     def __init__(self, model: nn.Module) -> None:
-        # It keeps no module alive: `Known` must go with its model.
+        # It keeps no module alive: `KnownLocations` must go with its model.
         self._modules = [(id(module), *_settings(module)) for module in _modules(model)]
 
     def holds(self, model: nn.Module) -> bool:
@@ -79,7 +79,7 @@ class Setup:
 
 
 @dataclass
-class Known:
+class KnownLocations:
     """The known locations of a model, as it was when they were found."""
 
     setup: Setup
@@ -90,7 +90,7 @@ class Known:
     """The locations of layers with a declared reshape."""
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, KnownLocations] = WeakKeyDictionary()
 _DECLARED: WeakKeyDictionary[nn.Module, dict[str, Reshape]] = WeakKeyDictionary()
 """Model → the reshapes that the user declared, by layer name or pattern."""
 
@@ -130,7 +130,7 @@ def inherit(model: nn.Module, copy: nn.Module) -> None:
     """Give `copy`, a copy of a model, the locations and the declarations of the model."""
     known = _KNOWN.get(model)
     if known:
-        _KNOWN[copy] = Known(Setup(copy), dict(known.found), dict(known.reshaped))
+        _KNOWN[copy] = KnownLocations(Setup(copy), dict(known.found), dict(known.reshaped))
     _DECLARED[copy] = dict(_DECLARED.get(model, {}))
 
 
@@ -145,7 +145,7 @@ def remember(model: nn.Module, size: Size, locations: Mapping[str, Location]) ->
     others: dict[str, Location | None] = {
         name: location for name, location in locations.items() if _reshape(model, name) is None
     }
-    _KNOWN[model] = Known(Setup(model), {size: others})
+    _KNOWN[model] = KnownLocations(Setup(model), {size: others})
 
 
 def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None) -> Located:
@@ -163,7 +163,7 @@ def locate(model: nn.Module, image: Tensor, layers: Iterable[str] | None = None)
     size = (int(image.shape[-2]), int(image.shape[-1]))
     known = _KNOWN.get(model)
     if known is None or not known.setup.holds(model):
-        known = _KNOWN[model] = Known(Setup(model))
+        known = _KNOWN[model] = KnownLocations(Setup(model))
     layers = None if layers is None else list(layers)
     here = known.found.get(size)
     if layers is not None and here is not None and not _DECLARED.get(model):

@@ -79,7 +79,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Source:
+class LocatedLayer:
     """A layer whose place is known, as seen from the layers behind it."""
 
     name: str
@@ -181,7 +181,7 @@ class Measurement:
             )
         return self._parts[turns]
 
-    def behind(self, source: Source, part: Patch | None = None) -> Mapping[str, Measured]:
+    def behind(self, source: LocatedLayer, part: Patch | None = None) -> Mapping[str, Measured]:
         """Test all feature maps by changes of a source's output.
 
         Args:
@@ -195,13 +195,13 @@ class Measurement:
             self._behind[key] = self._responding(maps, patches, self._change(source))
         return self._behind[key]
 
-    def part_of(self, source: Source, name: str) -> Patch:
+    def part_of(self, source: LocatedLayer, name: str) -> Patch:
         """Return the positions of a source at which a layer looks."""
         before = {name: self._outputs[name]}
         part = seen_part(self._model, self._modules, self._image, before, self._change(source))
         return part or Patch(0, 0, *source.cells)
 
-    def _change(self, source: Source) -> tuple[str, Tensor, int]:
+    def _change(self, source: LocatedLayer) -> tuple[str, Tensor, int]:
         axis = 3 if source.grid.kind == "channels last" else 1
         return source.name, self._outputs[source.name], axis
 

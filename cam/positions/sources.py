@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cam.hooks.grids import Grid, Size
-from cam.positions.measurement import Measured, Measurement, Source
+from cam.positions.measurement import LocatedLayer, Measured, Measurement
 from cam.positions.responses import HITS, LEAST_FOLLOWS, PLAIN, Patch
 from cam.positions.rounding import NEAR, SHIFT, evened, rounded
 from cam.positions.views import LEAST_CELLS, View, part_view, view_of
@@ -35,16 +35,16 @@ class Sources:
 
     def __init__(self, tests: Measurement) -> None:
         self._tests = tests
-        self._known: dict[str, Source] = {}
-        self.tested: list[Source] = []
+        self._known: dict[str, LocatedLayer] = {}
+        self.tested: list[LocatedLayer] = []
         """The sources that were changed, the latest last."""
         self._unclear = 0
         """Number of layers about which changes of a source showed nothing."""
 
     def add(self, name: str, grid: Grid, view: View) -> None:
-        self._known[name] = Source(name, grid, view)
+        self._known[name] = LocatedLayer(name, grid, view)
 
-    def nearest(self, name: str) -> list[Source]:
+    def nearest(self, name: str) -> list[LocatedLayer]:
         """Return the nearest layers with a known place from which a layer's output is computed, the
         one with the most positions first."""
         feeding, sources = self._tests.feeding, []
@@ -66,7 +66,7 @@ class Sources:
             ),
         )
 
-    def told(self, name: str, source: Source) -> tuple[Grid, View] | None:
+    def told(self, name: str, source: LocatedLayer) -> tuple[Grid, View] | None:
         """Return the grid and the view of a layer that changes of a source show, or of an earlier
         source that was changed already; None if they show none."""
         if self._unclear >= MOST_UNCLEAR:
@@ -89,7 +89,7 @@ class Sources:
         return told
 
     def _shown_behind(
-        self, name: str, source: Source, *, nearest: bool
+        self, name: str, source: LocatedLayer, *, nearest: bool
     ) -> tuple[Grid, View] | None:
         """Return the grid and the view of a layer that changes of a source show; None if they show
         none."""
@@ -119,7 +119,7 @@ class Sources:
 
 
 def _view_behind(
-    measured: Measured, grid: Grid, source: Source, usual: View, *, nearest: bool
+    measured: Measured, grid: Grid, source: LocatedLayer, usual: View, *, nearest: bool
 ) -> View | None:
     """Return the view of a source that a layer shows on a grid; None if it shows none.
 
@@ -146,8 +146,8 @@ def _view_behind(
 
 
 def doubted(
-    measured: Measured, size: Size, near: Sequence[Source], known: Sequence[View]
-) -> Source | None:
+    measured: Measured, size: Size, near: Sequence[LocatedLayer], known: Sequence[View]
+) -> LocatedLayer | None:
     """Return the source from whose place that of a layer may differ; None if there is no doubt."""
     large = [source for source in near if min(source.cells) >= LEAST_CELLS]
     for source in large:

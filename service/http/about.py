@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -126,56 +126,36 @@ class AboutRoutes:
         served, fidelities = replicas.model, replicas.fidelities
         worst = [fidelities[name].worst for name in fidelities if replicas.is_fast(name)]
         return model_schemas.ModelDescription(
-            name=served.name,
+            **vars(served.info)
+            | {
+                "labels": served.labels.names,
+                "levels": served.levels if served.kind == "detections" else None,
+            },
             ready=self._manager.model_ready(model),
-            source=served.source,
             device=replicas.devices,
             dtype=served.precision,
-            kind=served.kind,
-            activation=served.activation,
-            activation_reason=served.activation_reason,
             input=describe_input(served.preprocessing),
-            classes=served.classes,
-            labels=list(served.labels.names),
             synonyms=served.labels.synonyms,
-            default_layer=served.default_layer,
-            levels=list(served.levels) if served.kind == "detections" else None,
             methods=[
                 model_schemas.MethodDescription(
-                    name=method.name,
-                    summary=method.summary,
-                    cost=method.cost,
-                    budget=method.budget or None,
-                    at=method.at,
+                    **vars(method)
+                    | {
+                        "budget": method.budget or None,
+                        "fidelity": fidelities.get(method.name),
+                    },
                     class_specific=method.class_specific,
-                    class_dependence=method.class_dependence,
-                    signed=method.signed,
                     layer=" + ".join(served.layers_of(method.name))
                     if method.at == "layer" and served.has_layer(method.name)
                     else None,
                     available=method.name not in served.unsuited,
                     reason=served.unsuited.get(method.name),
                     fast=replicas.is_fast(method.name),
-                    fidelity=model_schemas.FidelityDescription.model_validate(
-                        fidelities[method.name]
-                    )
-                    if method.name in fidelities
-                    else None,
                 )
                 for method in METHODS.values()
             ],
             mode="fast" if worst else "exact",
             runtime=replicas.runtime,
             fidelity=min(worst, default=None),
-            max_batch=served.max_batch,
-            batching=served.batching,
-            takes_text=served.takes_text,
-            audited=None
-            if served.audited is None
-            else model_schemas.AuditedMethod(
-                method=served.audited.method, layer=served.audited.layer
-            ),
-            fingerprint=served.fingerprint,
         )
 
     @needs("read")
@@ -184,10 +164,8 @@ class AboutRoutes:
         return model_schemas.LayerList(
             layers=[
                 model_schemas.LayerDescription(
-                    name=layer.name,
-                    type=layer.type,
+                    **vars(layer),
                     output_shape=None if layer.shape is None else list(layer.shape),
-                    grid=layer.grid,
                     explainable=layer.explainable,
                     reason=layer.problem,
                     default=layer.name == served.default_layer,
@@ -207,35 +185,9 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
     """Return the JSON schema object of a drift."""
     comparison = drift.comparison
 
-    def label(index: int | None) -> str | None:
-        return None if index is None else labels.name(index)
-
-    def shift(moved: Shift) -> ShiftDescription:
-        return ShiftDescription(
-            index=moved.index,
-            label=label(moved.index),
-            statistic=moved.statistic,
-            psi=moved.psi,
-            distance=moved.distance,
-            p=moved.p,
-            before=moved.before,
-            after=moved.after,
-            reference=moved.reference,
-            live=moved.live,
-            moved=moved.moved,
-            unsure=moved.unsure,
-            sentence=moved.sentence(label(moved.index)),
-        )
-
-    def too_few(few: TooFew) -> TooFewDescription:
-        return TooFewDescription(
-            index=few.index,
-            label=label(few.index),
-            statistic=few.statistic,
-            reference=few.reference,
-            live=few.live,
-            sentence=few.sentence(label(few.index)),
-        )
+    def told(found: Shift | TooFew) -> dict[str, Any]:
+        label = None if found.index is None else labels.name(found.index)
+        return {**vars(found), "label": label, "sentence": found.sentence(label)}
 
     ordered = (
         sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
@@ -243,17 +195,14 @@ def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
         else []
     )
     return DriftDescription(
-        model=drift.origin.model,
-        method=drift.origin.method,
-        layer=drift.origin.layer,
-        fit=drift.origin.fit,
-        made=drift.made,
-        photos=drift.photos,
-        recorded=drift.recorded,
+        **vars(drift.origin),
+        **vars(drift),
         window=drift.size,
         moved=None if comparison is None else comparison.has_moved,
         missing=NO_REFERENCE if comparison is None else comparison.missing,
         unknown=None if comparison is None else comparison.unknown,
-        shifts=[shift(one) for one in ordered],
-        too_few=[too_few(few) for few in comparison.too_few] if comparison else [],
+        shifts=[ShiftDescription(**told(one)) for one in ordered],
+        too_few=[TooFewDescription(**told(few)) for few in comparison.too_few]
+        if comparison
+        else [],
     )

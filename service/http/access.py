@@ -83,7 +83,7 @@ class AccessTable:
     def lookup(self, method: str, path: str) -> tuple[Access, str | None] | None:
         """Return the access of the route that answers a request, and the name of the model on which
         it asks for work. None if no route answers it."""
-        if method == "HEAD":  # `Head` answers it wherever GET is answered
+        if method == "HEAD":  # `AnswerHead` answers it wherever GET is answered
             method = "GET"
         fixed = self._fixed.get(path)
         if fixed is not None:

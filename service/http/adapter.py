@@ -31,7 +31,7 @@ from service.pipeline.pipeline import Pipeline
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class AppParts:
     """The parts of the app, which adapters share."""
 
     settings: CoreSettings
@@ -80,4 +80,4 @@ class Added:
     max_streamed_bytes: int = 0
 
 
-Adapter = Callable[[Parts], Added | None]
+Adapter = Callable[[AppParts], Added | None]

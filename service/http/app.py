@@ -36,13 +36,13 @@ from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.access import AccessTable, needs
-from service.http.adapter import Adapter, Added, Parts
+from service.http.adapter import Adapter, Added, AppParts
 from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
-from service.http.middleware import Cors, Deliver, Head, ObserveRequests
+from service.http.middleware import AnswerHead, Cors, Deliver, ObserveRequests
 from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
@@ -141,7 +141,7 @@ def make_app(
     # A configured model that was removed may be added again.
     sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
     administration = AdministrationRoutes(manager, admission, sources)
-    parts = Parts(
+    parts = AppParts(
         settings,
         entries,
         manager,
@@ -244,7 +244,7 @@ def _add_middleware(
 ) -> None:
     """Add the middleware, from the innermost to the outermost."""
     app.add_middleware(Prefixed)
-    app.add_middleware(Head)
+    app.add_middleware(AnswerHead)
     app.add_middleware(limit_body)
     app.add_middleware(Guarded, guard=guard, metrics=metrics)
     # A service with keys may be reached by any name: a browser does not know its keys.

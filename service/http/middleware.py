@@ -191,7 +191,7 @@ async def _send_pieces(message: Message, send: Send) -> None:
         await send({**message, "body": body[start : start + PIECE], "more_body": more})
 
 
-class Head:
+class AnswerHead:
     """Answers HEAD wherever GET answers, with the same status and headers and without a body.
 
     The work of the GET is cancelled at the first part of its body, so that a long stream is not

@@ -30,7 +30,7 @@ KILLED: Final = (
 log = logging.getLogger(__name__)
 
 
-class Added(BaseModel):
+class AddedModel(BaseModel):
     """A model that was added while the service ran."""
 
     entry: ModelEntry
@@ -47,7 +47,7 @@ class Added(BaseModel):
 
 
 class _Changes(BaseModel):
-    added: dict[str, Added] = {}
+    added: dict[str, AddedModel] = {}
     removed: set[str] = set()
 
 
@@ -81,13 +81,13 @@ class Journal:
         """Return the entries of the configuration whose models were not removed."""
         return [entry for entry in entries if entry.name not in self._changes.removed]
 
-    def added(self) -> list[Added]:
+    def added(self) -> list[AddedModel]:
         """Return the models that were added, in that order."""
         return list(self._changes.added.values())
 
     def add(self, entry: ModelEntry) -> None:
         """Note that a model is added."""
-        self._changes.added[entry.name] = Added(entry=entry, file=entry.file)
+        self._changes.added[entry.name] = AddedModel(entry=entry, file=entry.file)
         self._write()
 
     def remove(self, name: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     FailFast,
     Field,
@@ -71,8 +72,20 @@ MetricName = TypeAliasType(
     Annotated[str, Field(max_length=40, json_schema_extra={"enum": list(METRICS)})],
 )
 MetricNames = Annotated[list[MetricName], Field(max_length=len(METRICS))]
+
+
+def _known_colormap(colormap: str) -> str:
+    if colormap not in COLORMAPS:
+        names = ", ".join(COLORMAPS)
+        raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
+    return colormap
+
+
 Colormap = TypeAliasType(
-    "Colormap", Annotated[str, Field(json_schema_extra={"enum": list(COLORMAPS)})]
+    "Colormap",
+    Annotated[
+        str, Field(json_schema_extra={"enum": list(COLORMAPS)}), AfterValidator(_known_colormap)
+    ],
 )
 
 
@@ -129,13 +142,6 @@ def known_metrics(metrics: list[str]) -> list[str]:
             {"name": f"{unknown[0]!r:.80}", "known": ", ".join(METRICS)},
         )
     return list(dict.fromkeys(metrics))
-
-
-def known_colormap(colormap: str | None) -> str | None:
-    if colormap is not None and colormap not in COLORMAPS:
-        names = ", ".join(COLORMAPS)
-        raise PydanticCustomError("unknown_colormap", f"the colormaps are {names}")
-    return colormap
 
 
 class ImageParameters(StrictModel):
@@ -367,7 +373,6 @@ class Parameters(PredictParameters):
         return many or super().costly
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
-    _colormap_exists = field_validator("colormap")(known_colormap)
     _split_names = field_validator("evaluate", mode="before")(listed)
     _metrics_known = field_validator("evaluate")(known_metrics)
 

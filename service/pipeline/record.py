@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -300,12 +300,7 @@ def _placement(placement: Placement | None, seen: ModelInput) -> schemas.Placeme
         return None
     box = placement.box
     on_photo = box_on_photo((box.left, box.top, box.right, box.bottom), seen)
-    return schemas.Placement(
-        **asdict(on_photo),
-        transposed=placement.transposed,
-        upside_down=placement.upside_down,
-        mirrored=placement.mirrored,
-    )
+    return schemas.Placement(**vars(placement), **vars(on_photo))
 
 
 def _peak(scaled: Float, region: Region) -> schemas.Point | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Final
@@ -17,17 +17,8 @@ from PIL import Image
 
 from cam import ClassTarget, Explanation
 from cam.drawing.heatmap import Box, Region, capped, minmax, place_inside, spread, symmetric
-from cam.drawing.overlay import (
-    USUAL,
-    USUAL_SIGNED,
-    Float,
-    Picture,
-    colorize,
-    contour,
-    framed,
-    grayscale,
-    overlay,
-)
+from cam.drawing.notebook import bar_of
+from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
 from cam.drawing.panel import panel
 from service.core.choices import Normalize
 from service.core.errors import NotAcceptable
@@ -35,14 +26,14 @@ from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_photo
 from service.pipeline.parameters import Parameters
 
-EXTENSIONS = {"image/png": ".png", "image/jpeg": ".jpg", "image/webp": ".webp"}
-QUALITY = {
-    ".jpg": [cv2.IMWRITE_JPEG_QUALITY, 90],
-    ".webp": [cv2.IMWRITE_WEBP_QUALITY, 90],
+PICTURES: Final[dict[str, tuple[str, Sequence[int]]]] = {
+    "image/png": (".png", ()),
+    "image/jpeg": (".jpg", (cv2.IMWRITE_JPEG_QUALITY, 90)),
+    "image/webp": (".webp", (cv2.IMWRITE_WEBP_QUALITY, 90)),
 }
+"""Media type of a picture → the extension of its files, and how OpenCV writes them."""
+NAMED_PICTURES: Final = ", ".join(f"`{media_type}`" for media_type in PICTURES)
 UNSEEN_GRAY = 128
-
-
 LINE: Final = (255, 220, 0)
 """RGB colour of contours: yellow stands out from most photos."""
 FRAME: Final = (255, 255, 255)
@@ -150,7 +141,7 @@ class Drawing:
                 self.background, self.scaled, threshold=parameters.threshold, colour=LINE
             )
             return self._framed(drawn)
-        colormap = parameters.colormap or (USUAL_SIGNED if self.signed else USUAL)
+        colormap = parameters.colormap or bar_of(signed=self.signed)[0]
         if kind == "heatmap":
             drawn = np.full_like(self.background, UNSEEN_GRAY)
             drawn[self.region.slices] = colorize(self._shade, colormap)
@@ -243,17 +234,17 @@ def scaled(values: Float, normalize: Normalize, signed: bool) -> Float:
 
 
 def encode(picture: Picture, media_type: str) -> bytes:
-    """Encode an RGB or grayscale picture as PNG, JPEG or WebP.
+    """Encode an RGB or grayscale picture in a format of `PICTURES`.
 
     Raises:
         NotAcceptable: if the format cannot hold a picture of that size.
     """
     if media_type == "image/png":
         return encode_png(picture)
-    extension = EXTENSIONS[media_type]
+    extension, options = PICTURES[media_type]
     blue_first = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR) if picture.ndim == 3 else picture
     try:
-        done, encoded = cv2.imencode(extension, blue_first, QUALITY[extension])
+        done, encoded = cv2.imencode(extension, blue_first, options)
     except cv2.error:
         done = False
     if not done:

@@ -14,7 +14,7 @@ from service.http.operation import Operation, each
 from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.rendering import EXTENSIONS
+from service.pipeline.rendering import NAMED_PICTURES, PICTURES
 
 
 async def _work(
@@ -39,8 +39,8 @@ ACTIVATIONS: Final = Operation(
     summary="What hooks on layers see: inputs, outputs and gradients",
     description=(
         "`Accept` selects the form of the answer: `application/json` (default) with statistics; "
-        "for one image `application/x-npz` with the arrays, and for one layer `image/png`, "
-        "`image/jpeg` or `image/webp` with a gallery of its strongest feature maps."
+        f"for one image `{NPZ}` with the arrays, and for one layer {NAMED_PICTURES} with a gallery "
+        "of its strongest feature maps."
     ),
     parameters=ActivationParameters,
     body=ActivationRequest,
@@ -51,6 +51,6 @@ ACTIVATIONS: Final = Operation(
     response=ActivationResponse,
     work=_work,
     gather=lambda results: ActivationResponse(activations=each(results)),
-    drawn=(*EXTENSIONS, NPZ),
+    drawn=(*PICTURES, NPZ),
     draw=_draw,
 )

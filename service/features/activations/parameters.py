@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import FailFast, Field, field_validator
 
+from cam.drawing.overlay import USUAL_GALLERY
 from service.core.choices import ChannelRanking
 from service.pipeline.parameters import (
     MAX_INSTANCES,
@@ -13,7 +14,6 @@ from service.pipeline.parameters import (
     LayerParameter,
     PredictInstance,
     PredictParameters,
-    known_colormap,
 )
 from service.pipeline.targets import (
     ClassIndex,
@@ -44,7 +44,7 @@ class ActivationParameters(PredictParameters):
             "which Grad-CAM gives the most weight."
         ),
     )
-    colormap: Colormap = Field("viridis", description="The colours of a gallery.")
+    colormap: Colormap = Field(USUAL_GALLERY, description="The colours of a gallery.")
     concepts: int | None = Field(
         None,
         ge=2,
@@ -60,7 +60,6 @@ class ActivationParameters(PredictParameters):
         return True  # each image is processed alone, not in a batch
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
-    _colormap_exists = field_validator("colormap")(known_colormap)
 
 
 class ActivationRequest(StrictModel):

@@ -131,12 +131,4 @@ def _best(concept: Concept, labels: Labels) -> list[ScoredClass] | None:
 
 
 def _signal(values: NDArray[np.float32]) -> schemas.SignalDescription:
-    numbers = statistics(values)
-    return schemas.SignalDescription(
-        shape=list(values.shape),
-        mean=numbers.mean,
-        std=numbers.std,
-        minimum=numbers.minimum,
-        maximum=numbers.maximum,
-        zeros=numbers.zeros,
-    )
+    return schemas.SignalDescription(shape=list(values.shape), **vars(statistics(values)))

@@ -21,7 +21,7 @@ from service.http.operation import Operation, each, progress_line
 from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.rendering import EXTENSIONS
+from service.pipeline.rendering import NAMED_PICTURES, PICTURES
 
 
 async def _asked(
@@ -63,8 +63,8 @@ ANSWER: Final = Operation(
     description=(
         "For vision–language models. `Accept` selects the form of the answer: `application/json` "
         "(default), `application/x-ndjson` (each token as soon as it is said, with its map, then "
-        "the whole answer), or, for one image, `image/png`, `image/jpeg`, `image/webp`: a picture "
-        "of one `word`, or of all words."
+        f"the whole answer), or, for one image, {NAMED_PICTURES}: a picture of one `word`, or of "
+        "all words."
     ),
     parameters=AnswerParameters,
     body=AnswerRequest,
@@ -81,7 +81,7 @@ ANSWER: Final = Operation(
     lines=lambda answers: answers,
     line=json.dumps(worked_example(TokenLine)) + "\n" + json.dumps(worked_example(Answer)) + "\n",
     step=_step,
-    drawn=tuple(EXTENSIONS),
+    drawn=tuple(PICTURES),
     draw=_draw,
     told=("Server-Timing",),
 )

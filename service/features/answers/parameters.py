@@ -17,7 +17,6 @@ from service.pipeline.parameters import (
     Opacity,
     Parameters,
     PredictInstance,
-    known_colormap,
 )
 from service.pipeline.targets import RegionObject, StrictModel, parsed
 
@@ -126,7 +125,6 @@ class AnswerParameters(ImageParameters):
             size=self.size,
         )
 
-    _colormap_exists = field_validator("colormap")(known_colormap)
     _parsed = field_validator("region", mode="before")(parsed)
 
 

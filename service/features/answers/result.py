@@ -12,7 +12,7 @@ from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
 from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
-from cam.drawing.sheet import Tile, sheet_of
+from cam.drawing.sheet import CaptionedPicture, sheet_of
 from service.core.errors import InvalidParameter
 from service.core.schemas import Point
 from service.features.answers import schemas
@@ -63,17 +63,9 @@ class AnswerResult:
         """Return the JSON schema object of the answer."""
         answer, instance = self.answer, self.instance
         return schemas.Answer(
+            **vars(answer) | {"words": [self._word(word) for word in self.words]},
             instance=instance.index,
             id=instance.id,
-            question=answer.question,
-            text=answer.text,
-            method=answer.method,
-            finished=answer.finished,
-            given=answer.given,
-            words=[self._word(word) for word in self.words],
-            tokens=list(map(schemas.AnswerToken.model_validate, answer.tokens)),
-            prompt_tokens=answer.prompt_tokens,
-            image_tokens=answer.image_tokens,
             memory_bytes=answer.memory,
             warnings=[*self.warnings, *_warnings(answer)],
         )
@@ -88,7 +80,7 @@ class AnswerResult:
         if self.instance.parameters.word is not None:
             return self._drawing(words[0], self._drawn_on_photo).encoded(media_type)
         tiles = [
-            Tile(word.text, self._drawing(word, self._tile).picture(), _told(word))
+            CaptionedPicture(word.text, self._drawing(word, self._tile).picture(), _told(word))
             for word in words[:SHOWN]
         ]
         lines = [f"{self.answer.question} · {self.answer.method}"]
@@ -108,9 +100,7 @@ class AnswerResult:
         return asked.model_copy(update={"output": "overlay"}) if plain else asked
 
     def _word(self, word: AnswerWord) -> schemas.AnswerWord:
-        heatmap = overlay = peak = scores = None
-        if self.answer.scores is not None:  # of the only word
-            scores = schemas.WordScores.model_validate(self.answer.scores)
+        heatmap = overlay = peak = None
         if word.map is not None:
             heatmap = heatmap_of(self._drawing(word, self.instance.parameters.drawn))
             if (on_photo := self._drawn_on_photo).pictured:
@@ -123,16 +113,13 @@ class AnswerResult:
                     y=int((row + 0.5) / word.map.shape[0] * height),
                 )
         return schemas.AnswerWord(
-            text=word.text,
+            **vars(word) | {"scores": self.answer.scores},  # which are of the only word
             first_token=word.start,
             tokens=word.stop - word.start,
-            probability=word.probability,
-            evidence=word.evidence,
             from_language=word.from_language,
             peak=peak,
             heatmap=heatmap,
             overlay=overlay,
-            scores=scores,
         )
 
     def _drawing(self, word: AnswerWord, parameters: Parameters) -> Drawing:

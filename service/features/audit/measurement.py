@@ -307,16 +307,8 @@ class AuditMeasurement:
         stages: dict[str, list[SimilarityRecord]] = {name: [] for name in arms}
         for maps in outcome.value:
             for name, mine, other in zip(arms, own.explanations, maps, strict=True):
-                record = SimilarityRecord()
-                if other is not None:
-                    alike = similarity(mine.map, other)
-                    record = SimilarityRecord(
-                        spearman=alike.spearman,
-                        absolute=alike.absolute,
-                        ssim=alike.ssim,
-                        hog=alike.hog,
-                    )
-                stages[name].append(record)
+                alike = {} if other is None else vars(similarity(mine.map, other))
+                stages[name].append(SimilarityRecord(**alike))
         return stages, None
 
     async def _localised(

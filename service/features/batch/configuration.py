@@ -18,11 +18,16 @@ from service.core.errors import ConfigError
 from service.core.files import written_whole
 from service.features.batch.inputs import Inputs, open_inputs
 from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import PICTURES
 from service.pipeline.validation import validated
 
 RECORD: Final = "run.json"
 LOCK: Final = ".lock"
-FORMATS: Final = {"jpg": "image/jpeg", "png": "image/png", "webp": "image/webp", "none": None}
+FORMATS: Final[dict[str, str | None]] = {
+    **dict(sorted((extension[1:], name) for name, (extension, _) in PICTURES.items())),
+    "none": None,
+}
+"""Format of a batch's pictures → media type."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from service.features.batch.configuration import FORMATS, RunConfiguration
 from service.local.session import LocalSession
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import describe_input
-from service.pipeline.rendering import EXTENSIONS, Drawing
+from service.pipeline.rendering import Drawing
 from service.pipeline.resolve import questions_of
 from service.pipeline.rows import Row, picture_path
 
@@ -123,7 +123,7 @@ async def explain_item(
         media_type = FORMATS[configuration.form]
         if media_type is None:
             return None
-        path = picture_path(item.id, drawing.number, EXTENSIONS[media_type])
+        path = picture_path(item.id, drawing.number, f".{configuration.form}")
         _write(configuration.output / path, drawing.encoded(media_type))
         return path
 

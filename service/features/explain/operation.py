@@ -23,7 +23,7 @@ from service.http.reception import RequestContext
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import ExplainRequest, Parameters
 from service.pipeline.pipeline import Pipeline
-from service.pipeline.rendering import EXTENSIONS
+from service.pipeline.rendering import NAMED_PICTURES, PICTURES
 from service.pipeline.result import NPY, AnswerBudget
 from service.pipeline.targets import MAX_MAPS
 
@@ -127,8 +127,7 @@ EXPLAIN: Final = Operation(
     description=(
         "`Accept` selects the form of the answer: `application/json` (default), "
         "`application/x-ndjson` (a line for each explanation, as soon as it is ready), or, for "
-        "exactly one map, `image/png`, `image/jpeg`, `image/webp` (a picture) or "
-        "`application/x-npy` (float32 numbers)."
+        f"exactly one map, {NAMED_PICTURES} (a picture) or `{NPY}` (float32 numbers)."
     ),
     parameters=Parameters,
     body=ExplainRequest,
@@ -144,7 +143,7 @@ EXPLAIN: Final = Operation(
     gather=_gather,
     lines=lambda explained: explained[1],
     line=json.dumps(worked_example(Explanation)) + "\n",
-    drawn=(*EXTENSIONS, NPY),
+    drawn=(*PICTURES, NPY),
     draw=_draw,
     check=_check,
     tag=entity_tag,

@@ -32,7 +32,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchResult:
     """What was found."""
 
     matches: tuple[Match, ...]
@@ -44,7 +44,7 @@ class Search:
     """Whether the time was enough."""
 
 
-def search(state: State, seconds: float = SEARCH_SECONDS) -> Search:
+def search(state: State, seconds: float = SEARCH_SECONDS) -> SearchResult:
     """Return the architectures of torchvision and timm that have the tensors of a state dict: their
     names, after the prefixes of training, and shapes, but for the number of classes."""
     until = monotonic() + seconds
@@ -70,5 +70,5 @@ def search(state: State, seconds: float = SEARCH_SECONDS) -> Search:
             reasons.append((likeness(own, sketch(module.state_dict())), source, str(error)))
     best, nearest, why = max(reasons, default=(0.0, "", ""))
     if matches or best < WORTH_NAMING:
-        return Search(tuple(matches), None, "", is_complete)
-    return Search((), nearest, why, is_complete)
+        return SearchResult(tuple(matches), None, "", is_complete)
+    return SearchResult((), nearest, why, is_complete)

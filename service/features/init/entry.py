@@ -10,7 +10,7 @@ Surety = Literal["sure", "likely", "not known"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class EntryValue:
     """The value of one key, and why it has it."""
 
     key: str
@@ -21,7 +21,7 @@ class Finding:
     """Half a sentence."""
 
 
-def toml_of(name: str, findings: list[Finding], made_from: str) -> str:
+def toml_of(name: str, findings: list[EntryValue], made_from: str) -> str:
     """Return an entry as TOML, with a comment above each value."""
     lines = [
         f"# Made by gradcam init from {_text(made_from)}",

@@ -16,10 +16,18 @@ from torch import Tensor
 
 from cam.errors import CamError
 from service.core.errors import ConfigError
-from service.features.init.architectures import Match, Search, search
-from service.features.init.entry import Finding, Surety
+from service.features.init.architectures import Match, SearchResult, search
+from service.features.init.entry import EntryValue, Surety
 from service.features.init.photos import Photos
-from service.features.init.trial import RANGES, Outcome, Trials, clearly_best, logits, takes, tried
+from service.features.init.trial import (
+    RANGES,
+    TrialResult,
+    Trials,
+    clearly_best,
+    logits,
+    takes,
+    tried,
+)
 from service.loading.sources import Built, build
 from service.loading.weights import State, WeightsError, read_shapes
 from service.models.catalog import CATALOG, ModelEntry
@@ -52,7 +60,7 @@ class Choice:
 class SetUp:
     """What was found out about a file."""
 
-    findings: list[Finding]
+    findings: list[EntryValue]
     labels: tuple[str, ...] = ()
     """Labels to write into a file."""
     said: str = ""
@@ -71,7 +79,7 @@ def set_up(file: Path, photos: Photos | None, ask: Ask | None) -> SetUp:
     if file.suffix in GRAPHS:
         kind = GRAPHS[file.suffix]
         why = f"the file is a whole network; see docs/onnx.md for what an {kind}: entry can state"
-        return SetUp([Finding("source", f"{kind}:{file.name}", "sure", why)])
+        return SetUp([EntryValue("source", f"{kind}:{file.name}", "sure", why)])
     if config := _config_beside(file):
         folder = "." if file.is_file() else file.name
         why = f"{config} says that it is a model of transformers"
@@ -79,7 +87,7 @@ def set_up(file: Path, photos: Photos | None, ask: Ask | None) -> SetUp:
         if not config.with_name(PROCESSOR).exists():
             surety = "not known"
             why += f"; put its {PROCESSOR} beside it, without which it cannot be served"
-        return SetUp([Finding("source", f"hf:{folder}", surety, why)])
+        return SetUp([EntryValue("source", f"hf:{folder}", surety, why)])
     try:
         state = read_shapes(file)
     except WeightsError as error:
@@ -95,7 +103,11 @@ def set_up(file: Path, photos: Photos | None, ask: Ask | None) -> SetUp:
 
 
 def _of_choices(
-    file: Path, found: Search, choices: Sequence[Choice], photos: Photos | None, ask: Ask | None
+    file: Path,
+    found: SearchResult,
+    choices: Sequence[Choice],
+    photos: Photos | None,
+    ask: Ask | None,
 ) -> SetUp:
     classes = choices[0].output.shape[1]
     judged = photos if photos and len(photos.classes) == classes else None
@@ -113,7 +125,7 @@ def _of_choices(
             chosen, told = names.index(answer), "you said so"
     choice = choices[chosen]
     findings = [_source(choice, choices, found, outcome, told)]
-    findings.append(Finding("weights", file.name, "sure", "the file"))
+    findings.append(EntryValue("weights", file.name, "sure", "the file"))
     labels, finding = _labels(file, classes, photos, outcome)
     findings.append(finding)
     findings += _preprocessing(choice.built, photos, outcome, ask)
@@ -133,7 +145,7 @@ def _config_beside(file: Path) -> Path | None:
     return config if isinstance(held, dict) and "model_type" in held else None
 
 
-def _why_none(state: State, found: Search) -> str:
+def _why_none(state: State, found: SearchResult) -> str:
     """Return why nothing fits, and what can be done, as half a sentence."""
     if not any(value.ndim == 4 for value in state.values()):
         return (
@@ -219,10 +231,10 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 def _source(
     choice: Choice,
     choices: Sequence[Choice],
-    found: Search,
-    outcome: Outcome | None,
+    found: SearchResult,
+    outcome: TrialResult | None,
     told: str,
-) -> Finding:
+) -> EntryValue:
     surety: Surety = "sure"
     why = "it has the names and shapes of all tensors"
     if len(choice.names) > 1:
@@ -248,26 +260,26 @@ def _source(
             f"; {head.given!r} is loaded as {head.own!r}, and layers without weights around it, "
             "which usually are dropout, are not in the file"
         )
-    return Finding("source", choice.match.source, surety, why)
+    return EntryValue("source", choice.match.source, surety, why)
 
 
 def _labels(
-    file: Path, classes: int, photos: Photos | None, outcome: Outcome | None
-) -> tuple[tuple[str, ...], Finding]:
+    file: Path, classes: int, photos: Photos | None, outcome: TrialResult | None
+) -> tuple[tuple[str, ...], EntryValue]:
     if photos and len(photos.classes) == classes:
         why = "the folders of the photos in the order of their names, as ImageFolder counts them"
         surety: Surety = "likely" if outcome and outcome.knows else "not known"
         names = tuple(" ".join(name.split()) for name in photos.classes)
-        return names, Finding("labels", f"{file.stem}.labels.txt", surety, why)
+        return names, EntryValue("labels", f"{file.stem}.labels.txt", surety, why)
     if classes == 1000:
-        return (), Finding("labels", "imagenet", "likely", "there are 1000 classes")
+        return (), EntryValue("labels", "imagenet", "likely", "there are 1000 classes")
     why = f"the file does not name its {classes} classes: write one per line into a file"
-    return (), Finding("labels", None, "not known", why)
+    return (), EntryValue("labels", None, "not known", why)
 
 
 def _preprocessing(
-    built: Built, photos: Photos | None, outcome: Outcome | None, ask: Ask | None
-) -> list[Finding]:
+    built: Built, photos: Photos | None, outcome: TrialResult | None, ask: Ask | None
+) -> list[EntryValue]:
     own = min(built.preprocessing.height, built.preprocessing.width)
     if outcome and outcome.knows:
         return _tried(outcome)
@@ -283,8 +295,8 @@ def _preprocessing(
             size, surety, why = int(answer), "sure", "you said so"
     manner = f"{_mean(built)} is the source's own"
     return [
-        Finding("input_size", size if size != own else None, surety, why),
-        Finding("mean", None, "not known", manner),
+        EntryValue("input_size", size if size != own else None, surety, why),
+        EntryValue("mean", None, "not known", manner),
     ]
 
 
@@ -296,28 +308,28 @@ def _mean(built: Built) -> str:
     return f"mean {mean} and std {std}"
 
 
-def _tried(outcome: Outcome) -> list[Finding]:
+def _tried(outcome: TrialResult) -> list[EntryValue]:
     best, own = outcome.setting, outcome.own
     right = f"{outcome.score.right:.0%} of {len(outcome.photos.images)} photos are right"
     surety: Surety = "sure" if outcome.is_complete else "likely"
     if best == own:
         said = f"{right}, and no other setting that was tried is clearly better"
-        return [Finding("input_size", None, surety, said)]
+        return [EntryValue("input_size", None, surety, said)]
     why = f"{right}; with the source's own preprocessing at {own.size} it is "
     why += f"{outcome.own_score.right:.0%}"
-    findings = [Finding("input_size", best.size, surety, why)]
+    findings = [EntryValue("input_size", best.size, surety, why)]
     if best.range:
         values: dict[str, Any] = RANGES[best.range]
         for key in ("mean", "std"):
-            findings.append(Finding(key, list(values[key]), surety, f"{best.range}; {right}"))
+            findings.append(EntryValue(key, list(values[key]), surety, f"{best.range}; {right}"))
         if values.get("byte_range"):
-            findings.append(Finding("value_range", "0-255", surety, f"{best.range}; {right}"))
+            findings.append(EntryValue("value_range", "0-255", surety, f"{best.range}; {right}"))
     if best.order == "bgr":
-        findings.append(Finding("channel_order", "bgr", surety, right))
+        findings.append(EntryValue("channel_order", "bgr", surety, right))
     return findings
 
 
-def _said(classes: int, photos: Photos | None, outcome: Outcome | None) -> str:
+def _said(classes: int, photos: Photos | None, outcome: TrialResult | None) -> str:
     """Return a sentence about photos that did not help; "" if they did."""
     if photos and photos.classes and len(photos.classes) != classes:
         return (

@@ -77,7 +77,7 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class Score:
+class Accuracy:
     """How right a model is about photos."""
 
     log: Log
@@ -86,15 +86,15 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class TrialResult:
     """What trials have shown."""
 
     setting: Setting
     """The best setting; the source's own, unless another one is clearly better."""
-    score: Score
+    score: Accuracy
     own: Setting
     """The source's setting."""
-    own_score: Score
+    own_score: Accuracy
     photos: Photos
     """The photos that judged both."""
     is_complete: bool
@@ -116,11 +116,11 @@ class Trials:
         self._built, self._photos, self._seconds = built, photos, seconds
         self._until = monotonic() + seconds
         self._size = min(built.preprocessing.height, built.preprocessing.width)
-        self._known: dict[Preprocessing, Score | None] = {}
+        self._known: dict[Preprocessing, Accuracy | None] = {}
         self._sizes = {self._size: True}
         self._is_late = False
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrialResult:
         """Return the best setting: one thing after the other is changed until nothing is better.
         Small inputs, which take less time, come first."""
         own = Setting(self._size, "")
@@ -146,14 +146,14 @@ class Trials:
                 if not is_clear(found, score):
                     best, found = simpler, score
         own_found = tried(self._built, own, photos)
-        return Outcome(best, found, own, own_found, photos, is_complete=not self._is_late)
+        return TrialResult(best, found, own, own_found, photos, is_complete=not self._is_late)
 
     def _best(self, best: Setting, others: Iterable[Setting]) -> Setting:
         """Return the best of these settings; the first one, if no other is better."""
         found = [(each, known) for each in chain([best], others) if (known := self._of(each))]
         return max(found, key=lambda pair: pair[1].log.mean())[0]
 
-    def _of(self, setting: Setting) -> Score | None:
+    def _of(self, setting: Setting) -> Accuracy | None:
         """Return how right the model is with a setting; None if it does not take such an input, or
         if the time is over."""
         key = setting.of(self._built.preprocessing)
@@ -180,7 +180,7 @@ class Trials:
         return int(min(max(self._seconds / TRIALS / each, FEWEST), len(self._photos.images)))
 
 
-def tried(built: Built, setting: Setting, photos: Photos) -> Score:
+def tried(built: Built, setting: Setting, photos: Photos) -> Accuracy:
     """Return how right a model is about photos that are prepared in one way."""
     preprocessing = setting.of(built.preprocessing)
     normalise = Normalisation(preprocessing, torch.device("cpu"))
@@ -192,7 +192,7 @@ def tried(built: Built, setting: Setting, photos: Photos) -> Score:
     logs = functional.log_softmax(torch.cat(outputs), 1).double().numpy()
     truth = np.array(photos.truth)
     log = logs[np.arange(len(truth)), truth].clip(LEAST_LOG)
-    return Score(log, float((logs.argmax(1) == truth).mean()))
+    return Accuracy(log, float((logs.argmax(1) == truth).mean()))
 
 
 def takes(built: Built, side: int) -> bool:
@@ -217,7 +217,7 @@ def logits(built: Built, images: torch.Tensor) -> torch.Tensor:
     return torch.cat([-output, output], 1) / 2 if output.shape[1] == 1 else output
 
 
-def is_clear(one: Score, other: Score) -> bool:
+def is_clear(one: Accuracy, other: Accuracy) -> bool:
     """Return whether one score is better than the other on the same photos: by `CLEAR` standard
     errors of the mean difference of the logarithms, and by more photos that are right or by
     `MUCH`. A model may be a little surer of photos that were prepared in a wrong way."""
@@ -227,7 +227,7 @@ def is_clear(one: Score, other: Score) -> bool:
     return bool(better > max(CLEAR * spread, 1e-6) and (one.right > other.right or better > MUCH))
 
 
-def clearly_best(scores: Sequence[Score]) -> int | None:
+def clearly_best(scores: Sequence[Accuracy]) -> int | None:
     """Return the number of the model that is clearly better than all others on the same photos;
     None if none is."""
     best = max(range(len(scores)), key=lambda number: scores[number].log.mean())

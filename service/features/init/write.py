@@ -17,7 +17,7 @@ from rich.table import Table
 from service.core.errors import ConfigError
 from service.core.files import written_whole
 from service.core.settings import CoreSettings
-from service.features.init.entry import Finding, toml_of
+from service.features.init.entry import EntryValue, toml_of
 from service.features.init.photos import read_photos
 from service.features.init.setup import set_up
 from service.local.output import cell, write_file
@@ -90,7 +90,7 @@ def _ask(status: Status, question: str, proposed: str) -> str:
     return answer.strip()
 
 
-def _from(target: Path, folder: Path, finding: Finding) -> Finding:
+def _from(target: Path, folder: Path, finding: EntryValue) -> EntryValue:
     """Return a finding whose paths start at the folder of the file that is written."""
     if finding.key == "source" and str(finding.value).startswith(("hf:", "onnx:", "openvino:")):
         kind, _, path = str(finding.value).partition(":")
@@ -104,7 +104,7 @@ def _relative(path: Path, target: Path) -> str:
     return Path(os.path.relpath(path.resolve(), target.resolve())).as_posix()
 
 
-def _show(console: Console, findings: list[Finding]) -> None:
+def _show(console: Console, findings: list[EntryValue]) -> None:
     table = Table("key", "value", "", "why", box=None, pad_edge=False)
     for each in findings:
         value = "–" if each.value is None else str(each.value)

@@ -10,7 +10,7 @@ from service.features.jobs.executor import EXPLAIN, KindOfJob
 from service.features.jobs.host import Jobs
 from service.features.jobs.routes import make_jobs_router
 from service.features.jobs.settings import JobSettings
-from service.http.adapter import Adapter, Added, Parts
+from service.http.adapter import Adapter, Added, AppParts
 
 MakeRoutes = Callable[[Jobs], APIRouter]
 
@@ -23,7 +23,7 @@ def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
         kinds: each makes a kind for one app, and what returns routes of the kind alone.
     """
 
-    def added(parts: Parts) -> Added:
+    def added(parts: AppParts) -> Added:
         made = [make() for make in kinds]
         settings = parts.settings
         assert isinstance(settings, JobSettings)

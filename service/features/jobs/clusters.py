@@ -32,6 +32,7 @@ from service.features.jobs.errors import NoMaps
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Job
 from service.features.jobs.results import ResultStore, all_finished, maps_of
+from service.features.report.census import ClassKey
 from service.features.report.class_maps import MOST, ClassMaps, write_table
 from service.pipeline.json_records import title_of
 
@@ -42,16 +43,8 @@ KEPT: Final = 2
 DIGITS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class ClassKey:
-    """A class. A label alone does not identify it: two classes may be called crane."""
-
-    index: int | None
-    label: str
-
-
 @dataclass(frozen=True, eq=False)
-class ClassClusters:
+class ClusteredMaps:
     key: ClassKey
     maps: ClassMaps
     clusters: Clusters | None
@@ -66,7 +59,7 @@ class ClassClusters:
 class Clustering:
     """The clusters of a job."""
 
-    classes: list[ClassClusters]
+    classes: list[ClusteredMaps]
     explained: int
     """Number of items that are explained."""
     read: int
@@ -117,7 +110,7 @@ class Clusterings:
             largest = max(clustering.classes, key=lambda class_: len(class_.maps.ids))
             raise NoMaps(
                 f"no class of job {job.id} has the {FEWEST} maps that clusters need; the largest, "
-                f"{largest.key.label[:80]!r}, has {len(largest.maps.ids)}"
+                f"{largest.key.name[:80]!r}, has {len(largest.maps.ids)}"
             )
         file = io.StringIO(newline="")
         write_table(
@@ -135,7 +128,7 @@ class Clusterings:
                 raise NoMaps(f"job {job.id} has no maps: {why}, and none is explained")
             classes = [_clustered(key, of_class) for key, of_class in maps.items()]
             for place in own_places([(class_.maps.maps, None) for class_ in classes]):
-                shared = tuple(classes[number].key.label for number in place.shared)
+                shared = tuple(classes[number].key.name for number in place.shared)
                 classes[place.class_] = replace(classes[place.class_], place=place, shared=shared)
             classes.sort(key=_rank)
             clustering = self._known[job.id] = Clustering(classes, explained, read)
@@ -164,7 +157,7 @@ class Clusterings:
         classes: dict[ClassKey, ClassMaps] = {}
         for rank in sorted(taken):
             for key, (number, heat) in taken[rank].items():
-                of_class = classes.setdefault(key, ClassMaps(key.label))
+                of_class = classes.setdefault(key, ClassMaps(key.name))
                 of_class.add(explained[rank].id, number, heat)
         return classes, len(explained), len(taken)
 
@@ -176,26 +169,26 @@ def spread(count: int) -> list[int]:
     return sorted(range(count), key=lambda number: int(f"{number:0{digits}b}"[::-1], 2))
 
 
-def _clustered(key: ClassKey, maps: ClassMaps) -> ClassClusters:
-    return ClassClusters(key, maps, find_clusters(maps.maps) if len(maps.ids) >= FEWEST else None)
+def _clustered(key: ClassKey, maps: ClassMaps) -> ClusteredMaps:
+    return ClusteredMaps(key, maps, find_clusters(maps.maps) if len(maps.ids) >= FEWEST else None)
 
 
-def _rank(class_: ClassClusters) -> tuple[bool, float, int, str]:
+def _rank(class_: ClusteredMaps) -> tuple[bool, float, int, str]:
     """Return what classes are sorted by: those with a place of their own first, then the most
     suspicious one, then the largest."""
     clusters = class_.clusters.clusters if class_.clusters else ()
     suspicion = max((cluster.suspicion for cluster in clusters if cluster.suspect), default=0.0)
-    return class_.place is None, -suspicion, -len(class_.maps.ids), class_.key.label
+    return class_.place is None, -suspicion, -len(class_.maps.ids), class_.key.name
 
 
-def _describe(class_: ClassClusters) -> ClustersOfClass:
+def _describe(class_: ClusteredMaps) -> ClustersOfClass:
     count = len(class_.maps.ids)
     note: str | None = too_few(count)
     clusters: tuple[Cluster, ...] = ()
     if class_.clusters is not None:
         note, clusters = class_.clusters.note, class_.clusters.clusters
     return ClustersOfClass(
-        class_=ClusteredClass(index=class_.key.index, label=class_.key.label),
+        class_=ClusteredClass(index=class_.key.index, label=class_.key.name),
         maps=count,
         note=note,
         own_place=None if class_.place is None else _place(class_.place, class_),
@@ -205,11 +198,11 @@ def _describe(class_: ClassClusters) -> ClustersOfClass:
     )
 
 
-def _place(place: OwnPlace, of: ClassClusters) -> PlaceSchema:
+def _place(place: OwnPlace, of: ClusteredMaps) -> PlaceSchema:
     members = place.members.tolist()
     x, y = place.place
     return PlaceSchema(
-        sentence=place.sentence(of.key.label, of.shared),
+        sentence=place.sentence(of.key.name, of.shared),
         where=place.where,
         place=ClusterPlace(x=round(x, DIGITS), y=round(y, DIGITS)),
         items=[of.maps.ids[member] for member in members],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
-from service.core.choices import Fit
+from service.core.choices import Fit, JobState
+from service.features.jobs.schemas import ENDED
 from service.pipeline.parameters import Parameters
 from service.pipeline.validation import validated
 
@@ -14,7 +15,6 @@ LONGEST_ID: Final = 1000
 """Largest number of characters of an item's id. Ids from archives are whole paths."""
 MOST_ID_BYTES: Final = 2500
 """Largest number of bytes of an item's id in UTF-8, because PostgreSQL limits index entries."""
-State = Literal["waiting", "running", "done", "cancelled"]
 Source = dict[str, Any]
 """Location of an item's image: {"blob": [offset, length]}, {"path": …}, {"uri": …} or {"url": …};
 or {"problem": {…}} if the image was rejected when the job was received."""
@@ -59,7 +59,7 @@ class Job:
     """A job that was accepted."""
 
     id: str
-    state: State
+    state: JobState
     owner: str
     model: str
     weights: str
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        return self.state in ("done", "cancelled")
+        return self.state in ENDED
 
     @property
     def settled(self) -> int:
@@ -116,22 +116,8 @@ class Finished:
 
 def job_of(row: Any) -> Job:
     """Return the job of a row of the jobs table."""
-    return Job(
-        id=row.id,
-        state=row.state,
-        owner=row.owner,
-        model=row.model,
-        weights=row.weights,
-        parameters=row.parameters,
-        warnings=tuple(json.loads(row.warnings)),
-        total=row.total,
-        done=row.done,
-        failed=row.failed,
-        created=row.created,
-        started=row.started,
-        finished=row.finished,
-        kind=row.kind,
-    )
+    columns = {column.name: getattr(row, column.name) for column in fields(Job)}
+    return Job(**columns | {"warnings": tuple(json.loads(row.warnings))})
 
 
 def storable(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -39,7 +39,7 @@ from service.http.access import needs
 from service.http.answers import choose
 from service.http.contract import READING_JOBS, answers, takes, worked_example
 from service.http.middleware import CLIENT_LEFT
-from service.pipeline.rendering import EXTENSIONS
+from service.pipeline.rendering import PICTURES
 
 JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 CSV = "text/csv"
@@ -54,7 +54,6 @@ LONGEST_WAIT = 60
 CLUSTERS_AT_ONCE = 8
 """Number of requests for clusters that wait or are computed in one process."""
 Result = TypeVar("Result")
-State = Literal["waiting", "running", "done", "cancelled"]
 
 
 class ItemId(PathConvertor):
@@ -145,7 +144,7 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
         response_model=ItemResult,
         responses=answers(
             ItemResult,
-            dict.fromkeys(EXTENSIONS),
+            dict.fromkeys(PICTURES),
             example=documentation.RESULT,
             problems=[*READING_JOBS, 406, 409],
         ),
@@ -264,7 +263,7 @@ class JobRoutes:
     @needs("read")
     async def get_result(self, job: str, item: str, request: Request) -> Response:
         place = self._jobs.place
-        form = choose(request.headers.get("accept"), [JSON, *EXTENSIONS])
+        form = choose(request.headers.get("accept"), [JSON, *PICTURES])
         known = await find_job(place, job, request)
         finished = await place.pool.run(lambda: place.result_store.result(known, storable(item)))
         if finished is False:
@@ -335,7 +334,7 @@ class JobRoutes:
             if said != told:
                 told, quiet = said, 0.0
                 yield _event("progress", said)
-            if _ended(document):
+            if document.ended:
                 yield _event("end", said)
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -363,7 +362,7 @@ async def accepted(place: JobService, request: Request, kind: str) -> Response:
 
 def retry_after(document: JobDocument) -> dict[str, str]:
     """Return the header that says when to ask again for a job that has not ended."""
-    return {} if _ended(document) else {"Retry-After": str(_wait(document))}
+    return {} if document.ended else {"Retry-After": str(_wait(document))}
 
 
 async def _must_have_ended(place: JobService, job: Job) -> None:
@@ -415,7 +414,7 @@ async def _now(place: JobService, job: JobDocument, request: Request) -> JobDocu
         return await place.describe(await find_job(place, job.id, request))
     except UnknownJob:
         gone = {"state": "cancelled", "eta_seconds": None, "stalled": None}
-        return job if _ended(job) else job.model_copy(update=gone)
+        return job if job.ended else job.model_copy(update=gone)
     except (InsufficientStorage, Unavailable):
         return job
 
@@ -438,10 +437,6 @@ def _sees(request: Request) -> str | None:
     """Return the owner whose jobs this caller may see, or None if it may see all jobs."""
     state = request.scope.get("state", {})
     return None if state.get("admin") or "key" not in state else _owner(request)
-
-
-def _ended(document: JobDocument) -> bool:
-    return document.state in ("done", "cancelled")
 
 
 def _wait(document: JobDocument) -> int:

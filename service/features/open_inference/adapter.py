@@ -7,18 +7,18 @@ from contextlib import AbstractAsyncContextManager
 from service.features.open_inference.inference import Inference
 from service.features.open_inference.routes import Repository, make_open_inference_router
 from service.features.open_inference.settings import OpenInferenceSettings
-from service.features.open_inference.statistics import Statistics
-from service.http.adapter import Added, Parts
+from service.features.open_inference.statistics import AnswerCounts
+from service.http.adapter import Added, AppParts
 from service.http.guard import Guard
 
 
-def v2(parts: Parts) -> Added:
+def v2(parts: AppParts) -> Added:
     """Add the routes below `/v2`, and gRPC at a port of its own where the settings name one."""
     manager, settings = parts.manager, parts.settings
     assert isinstance(settings, OpenInferenceSettings)
     inference = Inference(parts.reception, parts.pipeline, manager)
     repository = Repository(manager, parts.administration, parts.entries)
-    statistics = Statistics(manager, parts.metrics)
+    statistics = AnswerCounts(manager, parts.metrics)
 
     def grpc(guard: Guard) -> AbstractAsyncContextManager[None]:
         # Its packages are an extra; `OpenInferenceSettings` says so where they are missing.

@@ -47,7 +47,7 @@ from service.features.open_inference.inference import (
 )
 from service.features.open_inference.routes import EXTENSIONS, MOST_ELEMENTS, Repository
 from service.features.open_inference.settings import OpenInferenceSettings
-from service.features.open_inference.statistics import Statistics
+from service.features.open_inference.statistics import AnswerCounts
 from service.features.open_inference.streaming import answer_in_order
 from service.features.open_inference.tensors import from_list, from_raw
 from service.http.access import Access
@@ -110,7 +110,7 @@ Context = Any  # grpc.aio.ServicerContext; grpc has no types
 
 
 @dataclass(eq=False)
-class Call:
+class GrpcCall:
     """One call, with what its handler may need of it."""
 
     context: Context
@@ -122,7 +122,7 @@ class Call:
     """The place among the requests in progress that the guard has given to it."""
 
 
-Handler = Callable[[Any, Call], Awaitable[Mapping[str, Any]]]
+Handler = Callable[[Any, GrpcCall], Awaitable[Mapping[str, Any]]]
 
 
 class Calls:
@@ -133,7 +133,7 @@ class Calls:
         *,
         inference: Inference,
         repository: Repository,
-        statistics: Statistics,
+        statistics: AnswerCounts,
         manager: Backend,
         guard: Guard,
         body_budget: BodyBudget,
@@ -224,7 +224,7 @@ class Calls:
 
     async def _answer(self, name: str, context: Context, share: Share, seconds: float) -> bytes:
         """Return the message of the answer to a call."""
-        call = Call(context, share, seconds)
+        call = GrpcCall(context, share, seconds)
         access, key = self._authorised(name, context)
         if access.scope == "open":  # no byte of the message is needed
             return self._written(name, await self.handlers[name][0](None, call))
@@ -244,7 +244,7 @@ class Calls:
         self,
         name: str,
         message: Any,
-        call: Call,
+        call: GrpcCall,
         access: Access,
         key: ApiKey | None,
         write: Callable[[Mapping[str, Any]], bytes],
@@ -311,7 +311,7 @@ class Calls:
                 return await self._worked(
                     INFER,
                     message,
-                    Call(context, share, seconds),
+                    GrpcCall(context, share, seconds),
                     access,
                     key,
                     lambda fields: self._written(STREAM, {"infer_response": fields}),
@@ -371,16 +371,16 @@ class Calls:
         code = CODES.get(problem.status, StatusCode.INVALID_ARGUMENT)
         await context.abort(code, problem.detail, tuple(trailing))
 
-    async def _server_live(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _server_live(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return {"live": True}
 
-    async def _server_ready(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _server_ready(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return {"ready": self._manager.ready}
 
-    async def _server_metadata(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _server_metadata(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return {"name": "gradcam-service", "version": __version__, "extensions": EXTENSIONS}
 
-    async def _model_ready(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _model_ready(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         # As in Triton, a model that does not exist or has failed is one that is not ready: clients
         # ask this before they load a model.
         try:
@@ -390,16 +390,16 @@ class Calls:
             return {"ready": False}
         return {"ready": self._manager.model_ready(message.name)}
 
-    async def _model_metadata(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _model_metadata(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return self._inference.metadata(message.name, message.version)
 
-    async def _model_config(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _model_config(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return {"config": self._inference.configuration(message.name, message.version)}
 
-    async def _model_statistics(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _model_statistics(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return await self._statistics.of(message.name, message.version)
 
-    async def _model_infer(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _model_infer(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         request = await asyncio.to_thread(read_message, message)
         tensors = await self._inference.answer(
             request, seconds=call.seconds, place=call.place, hold=call.share.add
@@ -414,16 +414,16 @@ class Calls:
             "raw_output_contents": [one.raw() for one in tensors],
         }
 
-    async def _repository_index(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _repository_index(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         return {"models": self._repository.models(only_ready=message.ready)}
 
-    async def _load(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _load(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         config = message.parameters["config"].string_param if message.parameters else None
         name = _model_of(message)
         await self._repository.load_model(name, config or None)
         return {"model_name": name, "isLoaded": True}
 
-    async def _unload(self, message: Any, call: Call) -> dict[str, Any]:
+    async def _unload(self, message: Any, call: GrpcCall) -> dict[str, Any]:
         name = _model_of(message)
         await self._repository.unload(name)
         return {"model_name": name, "isUnloaded": True}

@@ -34,7 +34,7 @@ from service.features.open_inference.inference import (
     require_known_extensions,
     require_version,
 )
-from service.features.open_inference.statistics import Statistics
+from service.features.open_inference.statistics import AnswerCounts
 from service.features.open_inference.tensors import Tensor, from_list, from_raw
 from service.http.access import needs
 from service.http.administration import AdministrationRoutes, read_entry
@@ -82,7 +82,7 @@ def make_open_inference_router(
     reception: Reception,
     manager: Backend,
     repository: Repository,
-    statistics: Statistics,
+    statistics: AnswerCounts,
 ) -> APIRouter:
     """Make the routes below `/v2`."""
     router = APIRouter(include_in_schema=False)
@@ -111,7 +111,7 @@ class OpenInferenceRoutes:
         inference: Inference,
         reception: Reception,
         manager: Backend,
-        statistics: Statistics,
+        statistics: AnswerCounts,
     ) -> None:
         self._inference = inference
         self._reception = reception

@@ -12,7 +12,7 @@ from service.core.metrics import Metrics
 from service.features.open_inference.inference import VERSION, require_version
 
 
-class Statistics:
+class AnswerCounts:
     """Counts of answers for images and of passes since the service started.
 
     An image counts once for each group of methods that are answered together, see

@@ -18,10 +18,10 @@ from service.features.platforms.sagemaker import (
 )
 from service.features.platforms.settings import EXPLAIN, PlatformSettings
 from service.features.platforms.vertex import NestExplanations
-from service.http.adapter import Added, Parts
+from service.http.adapter import Added, AppParts
 
 
-def addresses(parts: Parts) -> Added | None:
+def addresses(parts: AppParts) -> Added | None:
     """Answer the addresses that a platform prescribes."""
     routes, manager = _settings(parts).routes, parts.manager
     if not routes:
@@ -32,7 +32,7 @@ def addresses(parts: Parts) -> Added | None:
     )
 
 
-def sagemaker(parts: Parts) -> Added | None:
+def sagemaker(parts: AppParts) -> Added | None:
     """Answer SageMaker's invocations, and manage the models of its endpoints of several."""
     settings, manager = _settings(parts), parts.manager
     if settings.platform != "sagemaker":
@@ -49,7 +49,7 @@ def sagemaker(parts: Parts) -> Added | None:
     return Added([router], native, [(Invocations, {"manager": manager, "several": several})])
 
 
-def vertex(parts: Parts) -> Added | None:
+def vertex(parts: AppParts) -> Added | None:
     """Nest explanations in predictions at the addresses at which Vertex AI asks for them."""
     settings = _settings(parts)
     if settings.platform != "vertex":
@@ -58,7 +58,7 @@ def vertex(parts: Parts) -> Added | None:
     return Added(middleware=[(NestExplanations, {"path": path}) for path in paths])
 
 
-def kserve(parts: Parts) -> Added | None:
+def kserve(parts: AppParts) -> Added | None:
     """Ask KServe's predictor for the class to explain, where it is named."""
     settings = _settings(parts)
     if not settings.predictor_host:
@@ -70,6 +70,6 @@ def kserve(parts: Parts) -> Added | None:
     return Added(choose=predictor.choose)
 
 
-def _settings(parts: Parts) -> PlatformSettings:
+def _settings(parts: AppParts) -> PlatformSettings:
     assert isinstance(parts.settings, PlatformSettings)
     return parts.settings

@@ -17,7 +17,7 @@ from service.features.report.census import ClassCount, ClassKey, Sample, class_o
 from service.features.report.class_maps import ClassMaps, write_table
 from service.features.report.means import map_of
 from service.features.report.page import draw_map
-from service.features.report.pictures import Photos, Read, show
+from service.features.report.pictures import CoveredPhotos, Read, show
 from service.pipeline.rows import HALVES, Row
 
 DOTS: Final = 2000
@@ -172,7 +172,7 @@ def cluster_classes(
     sample = Sample({key: class_.images for key, class_ in large.items()}, most)
     kept = _collected(rows, large, sample)
     photos = {
-        key: None if read is None else Photos(read, maps.ids, maps.boxes)
+        key: None if read is None else CoveredPhotos(read, maps.ids, maps.boxes)
         for key, maps in kept.items()
     }
     places = own_places([(maps.maps, photos[key]) for key, maps in kept.items()])
@@ -215,7 +215,7 @@ def _collected(
 
 
 def _clustered(
-    position: int, count: ClassCount, maps: ClassRows, photos: Photos | None
+    position: int, count: ClassCount, maps: ClassRows, photos: CoveredPhotos | None
 ) -> ClassClusters:
     used = maps.uses
     clusters = find_clusters(maps.maps, photos, used=used)

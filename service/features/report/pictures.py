@@ -103,7 +103,7 @@ class PhotoSource(Protocol):
     def read(self) -> Read: ...
 
 
-class Photos(Sequence[Photo | None]):
+class CoveredPhotos(Sequence[Photo | None]):
     """The parts of photos that maps cover, uint8 (SIDE, SIDE, 3) each, read one at a time; None for
     a photo that was removed or replaced after it was explained.
 

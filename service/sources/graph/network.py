@@ -98,7 +98,7 @@ class Graph:
     """What `gradcam export` has written into the file about the model."""
 
 
-class Segment(nn.Module):
+class NetworkPart(nn.Module):
     """A part of a network that OpenVINO runs. It is compiled at its first run.
 
     Args:
@@ -142,7 +142,7 @@ class TorchSegment(nn.Module):
     """A part of a network that torch runs, so gradients pass through it.
 
     Args:
-        batch: as for `Segment`.
+        batch: as for `NetworkPart`.
     """
 
     def __init__(self, operations: Operations, batch: int | None) -> None:
@@ -438,7 +438,7 @@ def _cut(
             inside = _after(start, ordered, stop)
             part: nn.Module = TorchSegment(Operations(inside, start, stop), batch)
         else:
-            part = Segment(_part(network, start, stop), batch)
+            part = NetworkPart(_part(network, start, stop), batch)
         parts.append((name, part))
     return Graph(Chain(OrderedDict(parts), digest), (0, 0), activation)
 

@@ -7,14 +7,16 @@ import pytest
 
 from cam.drawing.overlay import colorize
 from cam.drawing.panel import BAR, GAP, SHORTEST_BAR, TEXT, TITLE
-from cam.drawing.sheet import Tile, sheet_of
+from cam.drawing.sheet import CaptionedPicture, sheet_of
 
 
 @pytest.mark.parametrize("shape", [(32, 320), (8, 320), (320, 320)])
 def test_the_colour_bar_of_a_single_row_is_whole(shape: tuple[int, int]) -> None:
     photo = np.full((*shape, 3), 128, np.uint8)
     ends = ("high", "low")
-    sheet = sheet_of(photo, [Tile("cat", photo, "gradcam")], "one", [], bar=("turbo", ends))
+    sheet = sheet_of(
+        photo, [CaptionedPicture("cat", photo, "gradcam")], "one", [], bar=("turbo", ends)
+    )
     top, left = GAP + TITLE + GAP, 2 * (160 + GAP) + GAP
     height = max(round(shape[0] / 2), SHORTEST_BAR)
     ramp = colorize(np.linspace(1, 0, height, dtype=np.float32)[:, None].repeat(BAR, 1), "turbo")

@@ -29,7 +29,7 @@ from service.features.report.clusters import (
     prototype_rows,
     suspect_rows,
 )
-from service.features.report.pictures import SIDE, Photos, thumbnail
+from service.features.report.pictures import SIDE, CoveredPhotos, thumbnail
 from service.features.report.write import write_report
 from service.pipeline.rows import Row
 from tests.cam.clusters.synthetic import blobs
@@ -446,7 +446,7 @@ def test_photos_are_read_when_they_are_asked_for() -> None:
         read.append(name)
         return encoded(np.full((40, 40, 3), int(name), np.uint8))
 
-    photos = Photos(data, ["10", "20", "30"], [None, None, None])
+    photos = CoveredPhotos(data, ["10", "20", "30"], [None, None, None])
     assert (len(photos), read) == (3, [])
     assert np.all(photos[1] == np.full((SIDE, SIDE, 3), 20))
     assert [int(each[0, 0, 0]) for each in photos[1:] if each is not None] == [20, 30]

@@ -1,0 +1,78 @@
+"""Schemas whose values are taken by name have the names of what they are taken from."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from pydantic import BaseModel
+
+from cam import UnitTarget
+from cam.agreement import Fidelity
+from cam.answers import answer
+from cam.drawing.heatmap import Box, Region
+from cam.drawing.placement import Placement
+from cam.drift.origin import Origin
+from cam.drift.shift import Shift, TooFew
+from cam.evaluation.similarity import Similarity
+from cam.methods import Method
+from cam.methods.progress import Completeness, Passes, Progress
+from cam.observations import Statistics
+from service.backend.answers import Drift
+from service.core import model_schemas, schemas
+from service.features.activations.schemas import SignalDescription
+from service.features.answers import schemas as answers
+from service.features.audit.schemas import SimilarityRecord
+from service.models.audited import Audited
+from service.models.info import LayerInfo, ModelInfo
+
+
+@pytest.mark.parametrize(
+    ("schema", "sources", "own"),
+    [
+        (schemas.Box, [Box], ""),
+        (schemas.Region, [Region], ""),
+        (schemas.Placement, [Placement, Box], ""),
+        (schemas.Completeness, [Completeness], ""),
+        (schemas.Passes, [Passes], ""),
+        (schemas.Unit, [UnitTarget], ""),
+        (schemas.Step, [Progress], ""),
+        (answers.Alternative, [answer.Alternative], ""),
+        (answers.AnswerToken, [answer.AnswerToken], ""),
+        (answers.WordScores, [answer.WordScores], ""),
+        (
+            answers.AnswerWord,
+            [answer.AnswerWord],
+            "first_token tokens from_language scores peak heatmap overlay",
+        ),
+        (answers.Answer, [answer.ExplainedAnswer], "instance id memory_bytes warnings"),
+        (SignalDescription, [Statistics], "shape"),
+        (SimilarityRecord, [Similarity], ""),
+        (model_schemas.FidelityDescription, [Fidelity], ""),
+        (model_schemas.AuditedMethod, [Audited], ""),
+        (model_schemas.LayerDescription, [LayerInfo], "output_shape explainable reason default"),
+        (model_schemas.ShiftDescription, [Shift], "label sentence"),
+        (model_schemas.TooFewDescription, [TooFew], "label sentence"),
+        (
+            model_schemas.DriftDescription,
+            [Drift, Origin],
+            "window moved missing unknown shifts too_few",
+        ),
+        (
+            model_schemas.MethodDescription,
+            [Method],
+            "class_specific layer available reason fast fidelity",
+        ),
+        (
+            model_schemas.ModelDescription,
+            [ModelInfo],
+            "ready device dtype input synonyms methods mode runtime fidelity",
+        ),
+    ],
+)
+def test_a_field_has_the_name_of_its_source(
+    schema: type[BaseModel], sources: list[type], own: str
+) -> None:
+    """A field that can be absent would otherwise be absent from every answer."""
+    known = {field.name for source in sources for field in fields(source)}
+    assert schema.model_fields.keys() - known == set(own.split())
