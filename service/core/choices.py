@@ -97,6 +97,10 @@ DetectionForm = TypeAliasType(
         "yolo-end2end",
     ],
 )
+MethodFamily = TypeAliasType(
+    "MethodFamily",
+    Literal["gradients", "components", "perturbation", "pixels", "attention", "boxes", "other"],
+)
 MethodCost = TypeAliasType(
     "MethodCost",
     Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"],

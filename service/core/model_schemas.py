@@ -13,6 +13,7 @@ from service.core.choices import (
     Fit,
     MapPlace,
     MethodCost,
+    MethodFamily,
     Mode,
     ModelKind,
     Runtime,
@@ -63,6 +64,22 @@ class FidelityDescription(Open):
 class MethodDescription(Open):
     name: str = Field(examples=["gradcam"])
     summary: str = Field(examples=["channels weighted by their mean gradient"])
+    family: MethodFamily = Field(
+        "other",
+        description="What the method works with: gradients at a layer; components of its "
+        "activations, or no gradient; perturbation of the photo or the layer; pixels; attention of "
+        "a transformer; boxes of a detector.",
+        examples=["gradients"],
+    )
+    paper: str | None = Field(
+        None,
+        description="The paper that the formula is from, with the place in it, or what else it is "
+        "from.",
+        examples=[
+            'Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via '
+            'Gradient-based Localization", ICCV 2017, equations 1 and 2'
+        ],
+    )
     cost: MethodCost = Field(
         description="Cost in addition to the forward pass of the prediction.",
         examples=["one backward"],

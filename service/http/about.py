@@ -141,6 +141,7 @@ class AboutRoutes:
                     **vars(method)
                     | {
                         "budget": method.budget or None,
+                        "paper": method.paper or None,
                         "fidelity": fidelities.get(method.name),
                     },
                     class_specific=method.class_specific,
