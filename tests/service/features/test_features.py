@@ -44,14 +44,15 @@ FOLDERS = {
 }
 OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "cam.reasons")
 """Packages of the library that only features need, and users of the library."""
-LIBRARIES = {"report"}
-"""Folders that stand in no list: only other features use them."""
+LIBRARIES = {"ray", "report"}
+"""Folders that stand in no list: other features use them, or Ray by the names in `service.ray`."""
 BESIDE = {
     "explain": ["features/evaluate"],
     "answers": ["features/audit", "features/open_inference", "client"],
     "audit": ["client"],
     "batch": ["features/audit", "features/drift", "features/init"],
     "jobs": ["features/audit", "client"],
+    "ray": ["ray"],
     "report": [
         "client",
         "features/audit",
@@ -61,8 +62,8 @@ BESIDE = {
         "features/jobs",
     ],
 }
-"""What is deleted with a feature: features that need it, as `pyproject.toml` says, and the client
-if it reads what the feature answers."""
+"""What is deleted with a feature: features that need it, as `pyproject.toml` says, the client if it
+reads what the feature answers, and Ray's names for it."""
 
 
 class Seen(BaseModel):
