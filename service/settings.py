@@ -5,11 +5,13 @@ from __future__ import annotations
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.platforms.settings import PlatformSettings
+from service.features.remote_images.settings import RemoteImageSettings
 
 
 class Settings(
     JobSettings,
     OpenInferenceSettings,
     PlatformSettings,
+    RemoteImageSettings,
 ):
     """The operator's settings, which `gradcam serve` reads."""

@@ -227,11 +227,6 @@ class CoreSettings(BaseModel):
         description="path below which a proxy publishes the service and which it removes from "
         "requests, such as `/team/xai`",
     )
-    image_hosts: Names = Field(
-        (),
-        description="hosts from which an image may be fetched by its https address; none: images "
-        "must be sent, not named",
-    )
     allowed_sources: Names = Field(
         (),
         description="patterns of sources that an admin may load while the service runs, like "

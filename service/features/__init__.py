@@ -60,8 +60,10 @@ def adapters() -> tuple[Adapter, ...]:
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2
     from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
+    from service.features.remote_images.adapter import remote_images
 
     return (
+        remote_images,
         jobs(
             audits,
         ),

@@ -47,12 +47,11 @@ from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
 from service.http.proxies import Forwarded, Prefixed
-from service.http.reception import Reception
+from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
-from service.limits.fetch import Fetcher
 from service.limits.keys import keys_of_restart
 from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
@@ -104,7 +103,6 @@ def make_app(
     counts = counts or LocalCounts()
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
     pipeline = make_pipeline(settings, metrics, counts)
-    fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
 
     def warmed(model: str) -> float:
         try:
@@ -131,12 +129,7 @@ def make_app(
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
-    reception = Reception(
-        manager=manager,
-        admission=admission,
-        fetcher=fetcher,
-        settings=settings,
-    )
+    reception = Reception(manager=manager, admission=admission, settings=settings)
 
     # A configured model that was removed may be added again.
     sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
@@ -151,18 +144,18 @@ def make_app(
         reception,
         administration,
         body_budget,
-        fetcher,
         admission,
         is_first,
     )
     additions = [added for adapter in adapters if (added := adapter(parts))]
+    reception.fetch = next((added.fetch for added in additions if added.fetch), fetch_none)
     reception.choosers = [added.choose for added in additions if added.choose]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with pipeline, fetcher, manager, AsyncExitStack() as scope:
+            async with pipeline, manager, AsyncExitStack() as scope:
                 for added in additions:
                     if added.running:
                         await scope.enter_async_context(added.running(guard))

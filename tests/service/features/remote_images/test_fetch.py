@@ -9,12 +9,21 @@ import aiohttp
 import pytest
 
 from service.core.errors import Forbidden, Problem, UnfetchableImage
-from service.limits import download
-from service.limits.download import is_public
-from service.limits.fetch import Allowance, Fetcher
-from tests.service.limits.sites import IMAGE, SITE, Canary, Names, Page, Site, fetched, redirect
+from service.features.remote_images import fetch
+from service.features.remote_images.fetch import Fetcher, is_public
+from service.http.reception import Allowance
+from tests.service.features.remote_images.sites import (
+    IMAGE,
+    SITE,
+    Canary,
+    Names,
+    Page,
+    Site,
+    fetched,
+    redirect,
+)
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.contract]
 
 
 def hosts_of(*urls: str) -> list[str]:
@@ -148,8 +157,8 @@ async def test_spaces_and_control_characters_lead_nowhere_else(canary: Canary) -
 async def test_a_canary_sees_those_who_come(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "is_public", lambda text: True)
-    monkeypatch.setattr(download, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "is_public", lambda text: True)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
     with pytest.raises(UnfetchableImage):
         await fetched(
             f"https://images.test:{canary.port}/", [f"images.test:{canary.port}"], Names()
@@ -174,7 +183,7 @@ async def test_a_name_that_changes_its_mind_is_not_followed(
     canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First a public address, at which nobody is, and from then on the canaries' own."""
-    monkeypatch.setattr(download, "is_public", lambda text: text == "127.0.0.9" or is_public(text))
+    monkeypatch.setattr(fetch, "is_public", lambda text: text == "127.0.0.9" or is_public(text))
     names = Names(images_test=[["127.0.0.9"], ["127.0.0.1", "::1"]])
     host = f"images.test:{canary.port}"
     async with Fetcher(hosts=[host], max_bytes=1000, resolver=names) as fetcher:

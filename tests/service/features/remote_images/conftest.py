@@ -9,9 +9,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from service.limits import download
-from service.limits.download import is_public
-from tests.service.limits.sites import IMAGE, SITE, Canary, Page, Site, certificate, running
+from service.features.remote_images import fetch
+from service.features.remote_images.fetch import is_public
+from tests.service.features.remote_images.sites import (
+    IMAGE,
+    SITE,
+    Canary,
+    Page,
+    Site,
+    certificate,
+    running,
+)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +43,7 @@ def one_site(pem: Path) -> Iterator[Site]:
 @pytest.fixture
 def site(one_site: Site, pem: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """images.test, whose address passes for a public one and whose certificate is trusted."""
-    monkeypatch.setattr(download, "is_public", lambda text: text == SITE or is_public(text))
+    monkeypatch.setattr(fetch, "is_public", lambda text: text == SITE or is_public(text))
     trust = ssl.create_default_context(cafile=str(pem))
     monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", trust)
     one_site.begin({"/image": Page(IMAGE)})
@@ -44,4 +52,4 @@ def site(one_site: Site, pem: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.fixture(autouse=True)
 def no_test_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "SECONDS", 5.0)
+    monkeypatch.setattr(fetch, "SECONDS", 5.0)

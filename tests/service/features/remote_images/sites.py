@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from service.limits.fetch import Allowance, Fetcher
+from service.features.remote_images.fetch import Fetcher
+from service.http.reception import Allowance
 from tests.waiting import until_async
 
 SITE = "127.0.0.2"

@@ -1,4 +1,4 @@
-"""Downloads of images by https address, only from hosts that the operator allows.
+"""Fetching of images by https address, only from hosts that the operator allows.
 
 A name is resolved once, its addresses are checked, and the connection uses one of them. There is no
 second look-up that could return another address (DNS rebinding).
@@ -16,7 +16,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from service.core.errors import Forbidden, UnfetchableImage
+from service.core.errors import BodyTooLarge, Forbidden, UnfetchableImage
+from service.http.reception import Allowance
 
 MAX_REDIRECTS: Final = 3
 AT_ONCE: Final = 4
@@ -53,19 +54,23 @@ class PublicOnly(AbstractResolver):
         await self._resolver.close()
 
 
-class Downloads:
-    """Downloads images. Use with `async with`: leaving the block closes the connections.
+class Fetcher:
+    """Fetches images. Use with `async with`: leaving the block closes the connections.
 
     Args:
         hosts: hosts from which images may be fetched, as `name` or `name:port`.
+        max_bytes: maximum bytes of all images of a request.
         resolver: resolver of names, by default the system's.
     """
 
-    def __init__(self, *, hosts: Sequence[str], resolver: AbstractResolver | None = None) -> None:
+    def __init__(
+        self, *, hosts: Sequence[str], max_bytes: int, resolver: AbstractResolver | None = None
+    ) -> None:
         self._hosts = frozenset(host.lower().removesuffix(":443") for host in hosts)
+        self._max_bytes = max_bytes
         self._resolver = resolver
 
-    async def __aenter__(self) -> Downloads:
+    async def __aenter__(self) -> Fetcher:
         self._session = aiohttp.ClientSession(
             connector=_connector(PublicOnly(self._resolver or aiohttp.ThreadedResolver())),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -78,18 +83,24 @@ class Downloads:
     async def __aexit__(self, *raised: object) -> None:
         await self._session.close()
 
-    async def download(self, url: str, spend: Callable[[int], None]) -> bytes:
-        """Return the bytes of the image at an address.
-
-        Args:
-            url: the address.
-            spend: is called with the number of bytes of each part that arrives. It ends the
-                download by raising an exception.
+    async def fetch(self, url: str, allowance: Allowance) -> bytes:
+        """Return the bytes of the image at an address, and subtract them from the allowance.
 
         Raises:
             Forbidden: if images may not be fetched from that address.
             UnfetchableImage: if no image can be fetched from it.
+            BodyTooLarge: if the image has more bytes than the allowance has left.
         """
+        if self._session.closed:
+            raise UnfetchableImage("the service is shutting down")
+
+        def spend(count: int) -> None:
+            allowance.left -= count
+            if allowance.left < 0:
+                raise BodyTooLarge(
+                    f"the images of the request have more than the {self._max_bytes} bytes allowed"
+                )
+
         try:
             async with asyncio.timeout(SECONDS):
                 return await self._follow(URL(url), spend)

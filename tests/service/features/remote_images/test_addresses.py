@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from service.limits.download import is_public
+from service.features.remote_images.fetch import is_public
 
+pytestmark = pytest.mark.contract
 OWN = {
     "this machine": "127.0.0.1 127.0.0.2 127.255.255.254 ::1 0:0:0:0:0:0:0:1",
     "no address": "0.0.0.0 0.1.2.3 ::",

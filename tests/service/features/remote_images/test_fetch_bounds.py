@@ -15,17 +15,27 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.core.errors import BodyTooLarge, Problem, UnfetchableImage
-from service.http.reception import fill
-from service.limits import download
-from service.limits.fetch import Allowance, Fetcher
+from service.features.remote_images import fetch
+from service.features.remote_images.fetch import Fetcher
+from service.http.reception import Allowance, fill
 from service.pipeline.instances import Instance, Remote
 from service.pipeline.parameters import Parameters
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
+from tests.service.features.remote_images.sites import (
+    IMAGE,
+    SITE,
+    Canary,
+    Names,
+    Page,
+    Site,
+    fetched,
+    redirect,
+)
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
-from tests.service.limits.sites import IMAGE, SITE, Canary, Names, Page, Site, fetched, redirect
 
+pytestmark = pytest.mark.contract
 PHOTO = encoded(noise(8, 8))
 SENT = {"image": {"b64": base64.b64encode(PHOTO).decode()}}
 
@@ -47,7 +57,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
         made.append((seconds, asyncio.timeout(seconds)))
         return made[-1][1]
 
-    monkeypatch.setattr(download, "asyncio", SimpleNamespace(timeout=timeout))
+    monkeypatch.setattr(fetch, "asyncio", SimpleNamespace(timeout=timeout))
     return lambda: [(seconds, limit.expired()) for seconds, limit in made]
 
 
@@ -70,7 +80,7 @@ async def test_an_image_that_is_too_large_or_broken_off_is_none(
             await fetcher.fetch(f"https://{host}/endless", allowance)
     # It ends at the first part that is too much, not when its time is up.
     assert -100 < allowance.left < 0
-    assert limits()[-1] == (download.SECONDS, False)
+    assert limits()[-1] == (fetch.SECONDS, False)
     await site.hang_up()
 
 
@@ -88,7 +98,7 @@ async def test_all_images_of_a_request_share_what_it_may_have(site: Site, host: 
         hosts=[host], max_bytes=1000, resolver=Names(images_test=[[SITE]])
     ) as fetcher:
         for _ in range(2):  # what one request had is not missing to the next
-            images = [each.image for each in await fill(instances, fetcher, Allowance(1000))]
+            images = [each.image for each in await fill(instances, fetcher.fetch, Allowance(1000))]
             assert images[3] == IMAGE
             refused = [each for each in images if isinstance(each, BodyTooLarge)]
             assert refused
@@ -116,7 +126,7 @@ async def test_nothing_is_unpacked_and_nothing_packed_is_asked_for(site: Site, h
 async def test_a_site_that_never_ends_is_a_problem_in_time(
     site: Site, host: str, path: str, limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
     site.pages["/never"] = Page(after=None)
     site.pages["/drips"] = Page(drips=True)
     with pytest.raises(UnfetchableImage, match=r"had not arrived after 0.3 s"):
@@ -129,7 +139,7 @@ async def test_a_site_that_never_ends_is_a_problem_in_time(
 async def test_a_port_that_never_says_a_word_is_a_problem_in_time(
     site: Site, limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
     with socket.create_server((SITE, 0)) as mute:
         host = f"images.test:{mute.getsockname()[1]}"
         with pytest.raises(UnfetchableImage, match=r"had not arrived after 0.3 s"):
@@ -142,7 +152,7 @@ async def test_redirects_take_of_the_time_that_there_is(
     site: Site, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is in time, and all of them together are not."""
-    monkeypatch.setattr(download, "SECONDS", 1.0)
+    monkeypatch.setattr(fetch, "SECONDS", 1.0)
     for turn in range(3):
         site.pages[f"/{turn}"] = redirect(f"/{turn + 1}", after=0.5)
     site.pages["/3"] = Page(IMAGE, after=0.5)
@@ -182,7 +192,7 @@ async def test_a_fetcher_that_is_left_has_no_connections(
     site: Site, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even to a site that was given up, and does not hang up itself."""
-    monkeypatch.setattr(download, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
     site.pages["/never"] = Page(after=None)
     async with Fetcher(
         hosts=[host], max_bytes=1000, resolver=Names(images_test=[[SITE]])
