@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.platforms.settings import PlatformSettings
@@ -9,6 +10,7 @@ from service.features.remote_images.settings import RemoteImageSettings
 
 
 class Settings(
+    ForwardedSettings,
     JobSettings,
     OpenInferenceSettings,
     PlatformSettings,

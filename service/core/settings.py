@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    IPvAnyNetwork,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from service.core.choices import WantedRuntime
@@ -59,22 +51,6 @@ def _hosts(given: tuple[str, ...]) -> tuple[str, ...]:
                 "host", "a host is like app.example or *.app.example, without a port; or * for all"
             )
     return tuple(host.lower() for host in given)
-
-
-def path_prefix(given: str) -> str | None:
-    """Return a prefix of paths, such as `/team/xai`, without a slash at its end; "" for `/`. Return
-    None if it is not a prefix: it has a character other than letters, digits, `-`, `.`, `_`, `~`
-    and `/`, or a step that is empty or consists of dots."""
-    prefix = given.removesuffix("/")
-    allowed = re.fullmatch(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*", prefix) and len(given) <= 200
-    return prefix if allowed else None
-
-
-def _prefix(given: str) -> str:
-    prefix = path_prefix(given)
-    if prefix is None:
-        raise PydanticCustomError("prefix", "a root path is like /team/xai")
-    return prefix
 
 
 class CoreSettings(BaseModel):
@@ -216,16 +192,6 @@ class CoreSettings(BaseModel):
         description="names by which the service may be reached, such as `app.example` or "
         "`*.app.example`, in addition to localhost and literal addresses; `*`: all. Without this "
         "setting, a service with keys may be reached by every name",
-    )
-    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], SEPARATED] = Field(
-        (),
-        description="addresses of proxies, such as `10.1.2.3` or `10.0.0.0/8`, whose "
-        "`X-Forwarded-Host`, `-Proto` and `-Prefix` are believed",
-    )
-    root_path: Annotated[str, AfterValidator(_prefix)] = Field(
-        "",
-        description="path below which a proxy publishes the service and which it removes from "
-        "requests, such as `/team/xai`",
     )
     allowed_sources: Names = Field(
         (),

@@ -57,6 +57,7 @@ def operations() -> tuple[Operation[Any, Any], ...]:
 def adapters() -> tuple[Adapter, ...]:
     """Return what is added to the app. Where two of them know a path, the later one has it."""
     from service.features.audit.kind import audits
+    from service.features.forwarded.adapter import forwarded
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2
     from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
@@ -72,4 +73,5 @@ def adapters() -> tuple[Adapter, ...]:
         sagemaker,
         vertex,
         kserve,
+        forwarded,
     )

@@ -42,11 +42,10 @@ from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
-from service.http.middleware import Cors, Deliver, Head, ObserveRequests
+from service.http.middleware import Cors, Deliver, Head, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
 from service.http.page import make_page_router
-from service.http.proxies import Forwarded, Prefixed
 from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
@@ -204,7 +203,6 @@ def make_app(
     for added in additions:
         for kind, options in added.middleware:
             app.add_middleware(kind, **options)
-    app.add_middleware(Forwarded, root_path=settings.root_path, trusted=settings.trusted_proxies)
     app.add_middleware(Deliver, metrics=metrics)
     return app
 

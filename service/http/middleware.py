@@ -1,4 +1,5 @@
-"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, sending in time."""
+"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, sending in time, and
+the path in front of the service's own."""
 
 from __future__ import annotations
 
@@ -228,6 +229,36 @@ class Head:
             for task in (answering, waiting):
                 task.cancel()
             await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
+class Prefixed:
+    """Innermost middleware, which puts the path that a proxy has removed in front of the path
+    again, as ASGI requires of applications below a root path, and in front of `Location`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prefix: str = scope.get("root_path", "")
+        if scope["type"] != "http" or not prefix:
+            await self._app(scope, receive, send)
+            return
+        inside: Scope = {**scope, "path": prefix + scope["path"]}
+        if "raw_path" in scope:
+            inside["raw_path"] = prefix.encode() + scope["raw_path"]
+
+        async def send_prefixed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("location", "").startswith("/"):
+                    headers["Location"] = prefix + headers["location"]
+            await send(message)
+
+        try:
+            await self._app(inside, receive, send_prefixed)
+        finally:
+            if "route" in inside:  # for the log
+                scope["route"] = inside["route"]
 
 
 async def _send_problem(problem: Problem, scope: Scope, send: Send) -> None:

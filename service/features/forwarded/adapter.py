@@ -7,13 +7,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from pydantic import IPvAnyNetwork
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.core.settings import path_prefix
+from service.features.forwarded.settings import ForwardedSettings, path_prefix
+from service.http.adapter import Added, Parts
 from service.http.origins import HOST
 
 SCHEMES: Final = ("http", "https")
+
+
+def forwarded(parts: Parts) -> Added | None:
+    """Give requests their public address, if the settings name a proxy or a path."""
+    settings = parts.settings
+    assert isinstance(settings, ForwardedSettings)
+    if not settings.root_path and not settings.trusted_proxies:
+        return None
+    options = {"root_path": settings.root_path, "trusted": settings.trusted_proxies}
+    return Added(middleware=[(Forwarded, options)])
 
 
 class Forwarded:
@@ -22,7 +33,7 @@ class Forwarded:
     ignored, and so are these headers of all other clients.
 
     Inside of it, `Host` and the scheme are the public ones, and `root_path` is the public path that
-    the proxy has removed. `path` does not begin with it until `Prefixed`.
+    the proxy has removed. `path` does not begin with it until `service.http.middleware.Prefixed`.
 
     Args:
         root_path: the removed path, where no trusted proxy says another one.
@@ -53,36 +64,6 @@ class Forwarded:
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             address = address.ipv4_mapped
         return any(address in network for network in self._trusted)
-
-
-class Prefixed:
-    """Innermost middleware, which puts the path that a proxy has removed in front of the path
-    again, as ASGI requires of applications below a root path, and in front of `Location`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        prefix: str = scope.get("root_path", "")
-        if scope["type"] != "http" or not prefix:
-            await self._app(scope, receive, send)
-            return
-        inside: Scope = {**scope, "path": prefix + scope["path"]}
-        if "raw_path" in scope:
-            inside["raw_path"] = prefix.encode() + scope["raw_path"]
-
-        async def send_prefixed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                if headers.get("location", "").startswith("/"):
-                    headers["Location"] = prefix + headers["location"]
-            await send(message)
-
-        try:
-            await self._app(inside, receive, send_prefixed)
-        finally:
-            if "route" in inside:  # for the log
-                scope["route"] = inside["route"]
 
 
 def _believe(scope: Scope) -> None:
