@@ -7,6 +7,7 @@ from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.platforms.settings import PlatformSettings
 from service.features.remote_images.settings import RemoteImageSettings
+from service.features.traces.settings import TraceSettings
 
 
 class Settings(
@@ -15,5 +16,6 @@ class Settings(
     OpenInferenceSettings,
     PlatformSettings,
     RemoteImageSettings,
+    TraceSettings,
 ):
     """The operator's settings, which `gradcam serve` reads."""

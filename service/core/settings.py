@@ -218,9 +218,6 @@ class CoreSettings(BaseModel):
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="format of log lines; auto: JSON, except in a terminal"
     )
-    traces: bool = Field(
-        False, description="send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT"
-    )
 
     def fitting(self, name: str, batch: int) -> int:
         """Return the number of images that fit even if the limit `name` is smaller; 0 if the limit

@@ -36,6 +36,9 @@ WORK: Final = (
 )
 """Modules of what only one feature asks of a model. The process of the models imports them."""
 
+AROUND: Final[tuple[str, ...]] = ("service.features.traces.export",)
+"""Modules whose `opened`, given the settings, is entered around the work of each process."""
+
 
 def operations() -> tuple[Operation[Any, Any], ...]:
     """Return what the models do with images."""

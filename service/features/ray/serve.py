@@ -25,6 +25,7 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,11 +37,10 @@ from ray import serve
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import __version__
 from service.core.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.core.logs import logging_set_up
 from service.core.pydantic_errors import mistake
-from service.core.tracing import tracing
+from service.features import AROUND
 from service.limits.keys import read_keys
 from service.models.catalog import ModelEntry, configured
 from service.settings import Settings
@@ -124,8 +124,8 @@ class Replica:
         if self._settings.keys:
             read_keys(self._settings.keys)  # the replica's node may not have the file
         self._scope.enter_context(logging_set_up(self._settings))
-        if self._settings.traces:
-            self._scope.enter_context(tracing(__version__))
+        for module in AROUND:
+            self._scope.enter_context(import_module(module).opened(self._settings))
         app = create_app(self._settings, self._entries)
         app.add_middleware(Inside)
         self._manager: ModelManager = app.state.manager

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 from service.core.errors import ConfigError
-from service.core.tracing import tracing
+from service.features.traces.export import tracing
 from service.models.catalog import ModelEntry
 from service.settings import Settings
 from tests.cam.nets import Slow
@@ -27,7 +27,7 @@ from tests.service.http.test_overload import FRAGILE, TINY
 
 UNHURRIED = ModelEntry(
     name="unhurried",
-    source="factory:tests.service.core.test_tracing:unhurried",
+    source="factory:tests.service.features.traces.test_traces:unhurried",
     max_batch=1,
     **TINY,
 )
