@@ -6,6 +6,7 @@ from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.platforms.settings import PlatformSettings
+from service.features.probes.settings import ProbeSettings
 from service.features.remote_images.settings import RemoteImageSettings
 from service.features.traces.settings import TraceSettings
 
@@ -15,6 +16,7 @@ class Settings(
     JobSettings,
     OpenInferenceSettings,
     PlatformSettings,
+    ProbeSettings,
     RemoteImageSettings,
     TraceSettings,
 ):

@@ -62,13 +62,6 @@ class CoreSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    probe_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="port on which the supervisor answers `/healthz`, `/readyz` and `/metrics` "
-        "without a key, at any load; 0: none",
-    )
     models: Path | None = Field(
         None,
         description="the TOML file that names the models, or a folder that holds either such a "

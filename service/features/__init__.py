@@ -39,6 +39,10 @@ WORK: Final = (
 AROUND: Final[tuple[str, ...]] = ("service.features.traces.export",)
 """Modules whose `opened`, given the settings, is entered around the work of each process."""
 
+SUPERVISED: Final[tuple[str, ...]] = ("service.features.probes.server",)
+"""Modules whose `asked`, given the settings, returns a port that the supervisor opens, and what
+answers there."""
+
 
 def operations() -> tuple[Operation[Any, Any], ...]:
     """Return what the models do with images."""

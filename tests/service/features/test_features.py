@@ -28,7 +28,7 @@ from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
 from service.core.settings import CoreSettings
-from service.features import AROUND, COMMANDS, WORK, adapters, operations
+from service.features import AROUND, COMMANDS, SUPERVISED, WORK, adapters, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
@@ -128,7 +128,9 @@ def extended() -> Iterator[TestClient]:
 def test_the_lists_have_each_folder() -> None:
     modules = [operation.work.__module__ for operation in operations()]
     modules += [adapter.__module__ for adapter in adapters()]
-    listed = {module.split(".")[2] for module in [*modules, *COMMANDS.values(), *AROUND]}
+    listed = {
+        module.split(".")[2] for module in [*modules, *COMMANDS.values(), *AROUND, *SUPERVISED]
+    }
     assert listed | LIBRARIES == FOLDERS
     assert len({operation.name for operation in operations()}) == len(operations())
 

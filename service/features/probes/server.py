@@ -11,12 +11,16 @@ import socket
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from service.core.errors import MethodNotAllowed, Overloaded, Problem, Unavailable, UnknownRoute
 from service.core.metrics import CONTENT_TYPE, render_folder
+from service.core.settings import CoreSettings
+from service.features.probes.settings import ProbeSettings
+
+if TYPE_CHECKING:
+    from service.process.heartbeat import Readiness
 
 SECONDS: Final = 5.0
 """Longest time that a request may take."""
@@ -30,13 +34,10 @@ REASONS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Readiness:
-    """What the serving processes have told about themselves."""
-
-    why_not: str | None
-    """Why the service is not ready; None if it is."""
-    models: tuple[str, ...] = ()
+def asked(settings: CoreSettings) -> tuple[int, type[Probes]] | None:
+    """Return the port that the supervisor opens, and what answers there; None without a port."""
+    assert isinstance(settings, ProbeSettings)
+    return (settings.probe_port, Probes) if settings.probe_port else None
 
 
 class Probes:

@@ -13,7 +13,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.process.probes import MOST, Probes, Readiness
+from service.core.errors import ConfigError
+from service.features.probes.server import MOST, Probes
+from service.process.heartbeat import Readiness
+from service.settings import Settings
 from tests.service.live import free_port, serving, until_ready
 from tests.service.process.test_supervisor import catalog, family
 from tests.waiting import until
@@ -49,6 +52,12 @@ async def probed(metrics: Path | None = None) -> AsyncIterator[House]:
         house = House(listening.getsockname()[1])
         async with Probes(listening, lambda: house.readiness, metrics):
             yield house
+
+
+async def test_without_a_supervisor_nobody_would_answer_there() -> None:
+    assert Settings(probe_port=9).other_ports() == ()
+    with pytest.raises(ConfigError, match=r"9, needs a supervisor.*GRADCAM_PROBE_PORT=0"):
+        Settings(probe_port=9, supervise=False).other_ports()
 
 
 async def test_health_and_readiness_are_those_of_the_service() -> None:
