@@ -69,9 +69,11 @@ def adapters() -> tuple[Adapter, ...]:
     from service.features.open_inference.adapter import v2
     from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
     from service.features.remote_images.adapter import remote_images
+    from service.features.studio.routes import studio
 
     return (
         remote_images,
+        studio,
         jobs(
             audits,
         ),

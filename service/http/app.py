@@ -45,7 +45,6 @@ from service.http.guard import Guard, Guarded, LimitBody
 from service.http.middleware import Cors, Deliver, Head, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
 from service.http.origins import Origins
-from service.http.page import make_page_router
 from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
@@ -170,7 +169,6 @@ def make_app(
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (
-        make_page_router(),
         make_about_router(manager=manager, metrics=metrics),
         make_operations_router(operations, reception=reception, pipeline=pipeline),
         *chain.from_iterable(added.routers for added in additions),
@@ -277,6 +275,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     """Return FastAPI's document, with all components and the security schemes."""
     document = FastAPI.openapi(app)
     gather_components(document)
+    # Additions come after what every service has, but for the root of all addresses.
+    document["paths"] = dict(sorted(document["paths"].items(), key=lambda path: path[0] != "/"))
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
     document["security"] = SECURITY
     return document

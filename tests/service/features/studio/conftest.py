@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.service.features.report.report_browser import launched
-from tests.service.http.studio.browsing import READY
+from tests.service.features.studio.browsing import READY
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from starlette.testclient import TestClient
 
 from cam.drawing.overlay import COLORMAPS, colorize
 from service.app import create_app
-from service.http.page import ADDRESSES, BUILT, PATHS
+from service.features.studio.routes import ADDRESSES, BUILT, PATHS
 from service.limits.keys import new_key
 from service.settings import Settings
 
+pytestmark = pytest.mark.contract
 STUDIO = BUILT.parent
 LIGHT = 250_000
 """Bytes that the page may load."""
@@ -34,7 +35,7 @@ def test_the_page_and_its_files_are_open_and_small(tmp_path: Path) -> None:
         for path, answer in answers.items():
             again = client.get(path, headers={**html, "If-None-Match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b"")
-        for path in ("/studio/", "/studio/../page.py", "/studio/%2e%2e/page.py", "/studio/x"):
+        for path in ("/studio/", "/studio/../routes.py", "/studio/%2e%2e/routes.py", "/studio/x"):
             assert client.get(path).status_code in (401, 404)
         assert client.get("/v1/models").status_code == 401
 
@@ -67,7 +68,7 @@ def test_colour_maps_are_the_service_s() -> None:
 def test_what_is_checked_in_is_built_of_the_sources(tmp_path: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("there is no npm on this machine")
-    place = tmp_path / "http" / "studio"
+    place = tmp_path / "features" / "studio"
     place.mkdir(parents=True)
     for name in ("package.json", "package-lock.json", "tsconfig.json", "build.mjs"):
         shutil.copy(STUDIO / name, place)

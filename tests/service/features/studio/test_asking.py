@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from cam.answers.answer import ANSWER_METHODS
 from tests.service.conftest import encoded
-from tests.service.http.studio.browsing import (
+from tests.service.features.studio.browsing import (
     READY,
     browses,
     drawn,

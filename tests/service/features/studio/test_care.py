@@ -13,7 +13,14 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.conftest import encoded, noise
-from tests.service.http.studio.browsing import READY, browses, explained, state, take, violations
+from tests.service.features.studio.browsing import (
+    READY,
+    browses,
+    explained,
+    state,
+    take,
+    violations,
+)
 from tests.service.live import serving, starting, until_ready
 
 pytestmark = [browses, pytest.mark.slow]

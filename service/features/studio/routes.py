@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, Response
 
 from service.core.model_schemas import Alive
 from service.http.access import flat, needs
+from service.http.adapter import Added, Parts
 from service.http.contract import answers
 
-BUILT: Final = Path(__file__).parent / "studio" / "built"
+BUILT: Final = Path(__file__).parent / "built"
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -36,7 +37,8 @@ PATHS: Final = ("/", ADDRESSES, *(f"{ADDRESS}{name}" for name in FILES))
 """Paths of the page. They need no key: the page asks for one and sends it with what it asks."""
 
 
-def make_page_router() -> APIRouter:
+def studio(parts: Parts) -> Added:
+    """Add the page and its files."""
     router, page = APIRouter(), answers(Alive, forms={"text/html": "<!doctype html>…"})
     router.get(
         "/",
@@ -49,7 +51,7 @@ def make_page_router() -> APIRouter:
     router.get(ADDRESSES, include_in_schema=False)(list_addresses)
     for name in FILES:
         router.get(f"{ADDRESS}{name}", include_in_schema=False)(_sender(name))
-    return router
+    return Added([router])
 
 
 @needs("open")

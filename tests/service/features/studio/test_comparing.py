@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from cam import spearman
 from service.client import Client
-from tests.service.http.studio.browsing import (
+from tests.service.features.studio.browsing import (
     READY,
     Pixels,
     browses,

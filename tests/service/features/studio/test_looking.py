@@ -20,7 +20,7 @@ from cam.drawing.heatmap import Box, place
 from cam.drawing.overlay import colorize
 from service.limits.keys import new_key
 from tests.service.conftest import encoded, noise
-from tests.service.http.studio.browsing import (
+from tests.service.features.studio.browsing import (
     READY,
     Pixels,
     browses,

@@ -14,7 +14,7 @@ from PIL import Image, ImageEnhance
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.service.conftest import encoded, noise
-from tests.service.http.studio.browsing import READY, browses, explained, state, take
+from tests.service.features.studio.browsing import READY, browses, explained, state, take
 from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]

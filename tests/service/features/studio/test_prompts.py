@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.image_text import image_processor, image_text_model, tokenizer
-from tests.service.http.studio.browsing import (
+from tests.service.features.studio.browsing import (
     browses,
     drawn,
     explained,

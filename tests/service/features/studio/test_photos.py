@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.service.http.studio.browsing import browses, explained, state, take
+from tests.service.features.studio.browsing import browses, explained, state, take
 
 pytestmark = [browses, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.http.studio.browsing import READY, browses, explained, judged, state
+from tests.service.features.studio.browsing import READY, browses, explained, judged, state
 
 pytestmark = [browses, pytest.mark.slow]
 
