@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
+from service.features.origins.settings import OriginSettings
 from service.features.platforms.settings import PlatformSettings
 from service.features.probes.settings import ProbeSettings
 from service.features.remote_images.settings import RemoteImageSettings
@@ -15,6 +16,7 @@ class Settings(
     ForwardedSettings,
     JobSettings,
     OpenInferenceSettings,
+    OriginSettings,
     PlatformSettings,
     ProbeSettings,
     RemoteImageSettings,

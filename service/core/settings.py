@@ -4,14 +4,12 @@ them."""
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from service.core.choices import WantedRuntime
 from service.core.errors import ConfigError
@@ -31,26 +29,6 @@ SEPARATED = BeforeValidator(
     )
 )
 Names = Annotated[tuple[str, ...], SEPARATED]
-
-
-def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that origins have the form that browsers send; any other form would never match."""
-    for origin in given:
-        if origin != "*" and not re.fullmatch(r"https?://[^/?#@\s]+", origin):
-            raise PydanticCustomError(
-                "origin", "an origin is like https://app.example, without a path; or * for all"
-            )
-    return given
-
-
-def _hosts(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that hosts have the form of a name in `Host`; any other form would never match."""
-    for host in given:
-        if host != "*" and not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host):
-            raise PydanticCustomError(
-                "host", "a host is like app.example or *.app.example, without a port; or * for all"
-            )
-    return tuple(host.lower() for host in given)
 
 
 class CoreSettings(BaseModel):
@@ -177,15 +155,6 @@ class CoreSettings(BaseModel):
     insecure: bool = Field(
         False, description="listen on an address that others can reach, without keys"
     )
-    cors_origins: Annotated[Names, AfterValidator(_origins)] = Field(
-        (), description="web origins whose pages may call the service, separated by commas"
-    )
-    hosts: Annotated[Names, AfterValidator(_hosts)] = Field(
-        (),
-        description="names by which the service may be reached, such as `app.example` or "
-        "`*.app.example`, in addition to localhost and literal addresses; `*`: all. Without this "
-        "setting, a service with keys may be reached by every name",
-    )
     allowed_sources: Names = Field(
         (),
         description="patterns of sources that an admin may load while the service runs, like "
@@ -268,7 +237,9 @@ class CoreSettings(BaseModel):
             if key.startswith(PREFIX)
         }
         values |= {name: value for name, value in given.items() if value is not None}
-        values = cls.implied(environment, values) | values
+        implied = cls.implied(environment, values)
+        # A platform also implies what belongs to features that may not be there.
+        values = {name: implied[name] for name in implied if name in cls.model_fields} | values
         values.setdefault("cache", platformdirs.user_cache_path("gradcam", False))
         if str(values["cache"]) == "off":
             values["cache"] = None

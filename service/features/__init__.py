@@ -67,11 +67,13 @@ def adapters() -> tuple[Adapter, ...]:
     from service.features.forwarded.adapter import forwarded
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2
+    from service.features.origins.adapter import origins
     from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
     from service.features.remote_images.adapter import remote_images
     from service.features.studio.routes import studio
 
     return (
+        origins,
         remote_images,
         studio,
         jobs(

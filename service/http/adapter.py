@@ -28,6 +28,8 @@ from service.limits.counters import ServiceCounts
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import Pipeline
 
+Middleware = tuple[Callable[..., ASGIApp], Mapping[str, Any]]
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -57,6 +59,7 @@ class Added:
         native: returns the path of the route that answers a request, by the path and the headers
             with which it came; None for a path that is not the adapter's.
         middleware: classes of middleware with their options, from the innermost to the outermost.
+        inner: likewise, around the guard and inside of what logs requests and answers problems.
         running: returns what is open while the app runs, such as a port of its own.
         failure: returns the mistake in the configuration that shows only now, if there is one: the
             process then ends.
@@ -70,7 +73,8 @@ class Added:
 
     routers: Sequence[APIRouter] = ()
     native: Callable[[str, Headers], str | None] = lambda path, headers: None
-    middleware: Sequence[tuple[Callable[..., ASGIApp], Mapping[str, Any]]] = ()
+    middleware: Sequence[Middleware] = ()
+    inner: Sequence[Middleware] = ()
     running: Callable[[Guard], AbstractAsyncContextManager[Any]] | None = None
     failure: Callable[[], ConfigError | None] = lambda: None
     fetch: Fetch | None = None

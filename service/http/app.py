@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Lifespan
+from starlette.types import Lifespan
 
 from service import __version__
 from service.backend.interface import Backend
@@ -36,15 +36,14 @@ from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.access import AccessTable, needs
-from service.http.adapter import Adapter, Added, Parts
+from service.http.adapter import Adapter, Added, Middleware, Parts
 from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
-from service.http.middleware import Cors, Deliver, Head, ObserveRequests, Prefixed
+from service.http.middleware import Deliver, Head, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
-from service.http.origins import Origins
 from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
@@ -54,10 +53,6 @@ from service.limits.keys import keys_of_restart
 from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
-
-OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Key")
-SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
-
 
 REST_SECONDS = 5
 PARSERS = 4
@@ -197,11 +192,18 @@ def make_app(
         max_streamed_bytes=max((added.max_streamed_bytes for added in additions), default=0),
         metrics=metrics,
     )
-    _add_middleware(app, settings, guard=guard, limit_body=limit_body, metrics=metrics)
-    for added in additions:
-        for kind, options in added.middleware:
-            app.add_middleware(kind, **options)
-    app.add_middleware(Deliver, metrics=metrics)
+    layers: Sequence[Middleware] = (  # from the innermost to the outermost
+        (Prefixed, {}),
+        (Head, {}),
+        (limit_body, {}),
+        (Guarded, {"guard": guard, "metrics": metrics}),
+        *chain.from_iterable(added.inner for added in additions),
+        (ObserveRequests, {"metrics": metrics}),
+        *chain.from_iterable(added.middleware for added in additions),
+        (Deliver, {"metrics": metrics}),
+    )
+    for kind, options in layers:
+        app.add_middleware(kind, **options)
     return app
 
 
@@ -221,33 +223,6 @@ def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]
     for route in app.routes:  # FastAPI's own, of the documentation
         needs("read")(getattr(route, "endpoint", None) or getattr(route, "app"))  # noqa: B009
     return app
-
-
-def _add_middleware(
-    app: FastAPI,
-    settings: CoreSettings,
-    *,
-    guard: Guard,
-    limit_body: Callable[[ASGIApp], LimitBody],
-    metrics: Metrics,
-) -> None:
-    """Add the middleware, from the innermost to the outermost."""
-    app.add_middleware(Prefixed)
-    app.add_middleware(Head)
-    app.add_middleware(limit_body)
-    app.add_middleware(Guarded, guard=guard, metrics=metrics)
-    # A service with keys may be reached by any name: a browser does not know its keys.
-    hosts = settings.hosts or (("*",) if settings.keys else ())
-    app.add_middleware(Origins, hosts=hosts, pages=settings.cors_origins, metrics=metrics)
-    app.add_middleware(ObserveRequests, metrics=metrics)
-    if settings.cors_origins:
-        app.add_middleware(
-            Cors,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
-            expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
-        )
 
 
 def _failure(additions: Sequence[Added]) -> ConfigError | None:

@@ -12,9 +12,7 @@ from uuid import uuid4
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.core.errors import PROBLEM_JSON, DeadlineExceeded, Problem, Unavailable, unexpected
@@ -25,6 +23,8 @@ access_log = logging.getLogger("service.access")
 
 HARMLESS = re.compile(r"^[A-Za-z0-9._:-]{1,128}\Z")
 """What callers may put into a line of the log: ids of requests, and names of models."""
+HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
+"""The value of `Host`: a name or an address, and a port (RFC 9110, section 7.2)."""
 PIECE: Final = 256 * 1024
 """Bytes of an answer that are written at a time."""
 BAD_REQUEST = 400
@@ -41,15 +41,6 @@ SECURITY = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
-class Cors(CORSMiddleware):
-    """Starlette's middleware, with the security headers added to answers to preflights."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        response.headers.update(SECURITY)
-        return response
 
 
 class ObserveRequests:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.features.forwarded.settings import ForwardedSettings, path_prefix
 from service.http.adapter import Added, Parts
-from service.http.origins import HOST
+from service.http.middleware import HOST
 
 SCHEMES: Final = ("http", "https")
 

@@ -15,6 +15,7 @@ from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 
+pytestmark = pytest.mark.contract
 EXPLAIN = "/v1/models/fragile:explain"
 PNG = {"Content-Type": "image/png"}
 PHOTO = encoded(noise(8, 8))

@@ -24,6 +24,7 @@ from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 from tests.service.limits.test_access import EXPLAIN, PHOTO, PNG, SECURITY, bearer
 
+pytestmark = pytest.mark.contract
 OURS = "https://app.test"
 OTHERS = ["https://evil.test", "https://app.test.evil.test", "http://app.test", "null", "*", ""]
 ALLOW = "access-control-allow-origin"

@@ -12,7 +12,6 @@ Two checks keep a page of another origin from using the browser of somebody who 
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,9 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.core.errors import Forbidden, Misdirected
 from service.core.metrics import Metrics
 from service.core.tracing import PROBES
+from service.http.middleware import HOST
 
-HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
-"""The value of `Host`: a name or an address, and a port (RFC 9110, section 7.2)."""
 READING: Final = ("GET", "HEAD", "OPTIONS")
 OWN: Final = ("same-origin", "none")
 """Values of `Sec-Fetch-Site` if a page of the service, or the user, sends the request."""
