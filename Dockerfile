@@ -60,7 +60,7 @@ RUN python3 -m pip install --no-compile --no-deps --prefix /opt/service . \
 # Every module finds what it imports among the packages (Ray is not one of them).
 RUN PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/src /opt/gradcam/bin/python -c "import pkgutil, importlib, cam, service; \
     [importlib.import_module(m.name) for p in (cam, service) for m in pkgutil.walk_packages(p.__path__, p.__name__ + '.') \
-     if not m.name.startswith(('service.ray', 'service.client', 'service.__main__'))]"
+     if not m.name.startswith(('service.ray', 'service.features.ray', 'service.client', 'service.__main__'))]"
 
 # `docker build --target compiler`: the service with a compiler and Triton, for `gradcam compile`. What
 # it writes into the folder of GRADCAM_CACHE the service loads, which needs neither.

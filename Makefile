@@ -139,11 +139,11 @@ openapi: .venv/serve ## write openapi/openapi.json
 
 # What is built is checked in: nobody needs Node to run or test the service.
 studio: ## build the page of the service, with npm
-	cd service/http/studio && npm ci --no-audit --no-fund && npm run build
+	cd service/features/studio && npm ci --no-audit --no-fund && npm run build
 
 # service/client/_sync is made of service/client/_async: change that, and run this.
 pictures: .venv/test ## take the pictures of docs/tour.md anew, with Chromium
-	PICTURES=new $(BIN)/python -m pytest tests/service/http/studio/test_pictures.py
+	PICTURES=new $(BIN)/python -m pytest tests/service/features/studio/test_pictures.py
 
 client: .venv/test ## generate the blocking client and the options of the client
 	$(BIN)/python -m tests.service.client.generate

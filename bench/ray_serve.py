@@ -99,7 +99,7 @@ def behind_serve() -> Iterator[None]:
     import ray  # reads them
     from ray import serve
 
-    from service.ray.serve import build
+    from service.features.ray.serve import build
 
     ray.init(address="local", namespace="serve", include_dashboard=False, log_to_driver=False)
     try:

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from rich.console import Console
 from rich.table import Table
 
-from service.http.page import PATHS
+from service.features.studio.routes import PATHS
 from tests.service.features.report.report_browser import launched
 from tests.service.live import serving
 

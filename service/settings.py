@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
+from service.features.origins.settings import OriginSettings
 from service.features.platforms.settings import PlatformSettings
+from service.features.probes.settings import ProbeSettings
+from service.features.remote_images.settings import RemoteImageSettings
+from service.features.traces.settings import TraceSettings
 
 
 class Settings(
+    ForwardedSettings,
     JobSettings,
     OpenInferenceSettings,
+    OriginSettings,
     PlatformSettings,
+    ProbeSettings,
+    RemoteImageSettings,
+    TraceSettings,
 ):
     """The operator's settings, which `gradcam serve` reads."""

@@ -139,11 +139,6 @@ def _serve(settings: Settings) -> int:
                 f"{settings.doors} doors need a supervisor: "
                 "set GRADCAM_SUPERVISE=1, or GRADCAM_DOORS=0"
             )
-        if settings.probe_port:
-            raise ConfigError(
-                f"a port for probes, {settings.probe_port}, needs a supervisor: "
-                "set GRADCAM_SUPERVISE=1, or GRADCAM_PROBE_PORT=0"
-            )
         # These import torch, which a supervisor does not need.
         from service.app import create_app
         from service.process.server import run

@@ -75,10 +75,7 @@ class MethodDescription(Open):
         None,
         description="The paper that the formula is from, with the place in it, or what else it is "
         "from.",
-        examples=[
-            'Selvaraju et al., "Grad-CAM: Visual Explanations from Deep Networks via '
-            'Gradient-based Localization", ICCV 2017, equations 1 and 2'
-        ],
+        examples=['Zhou et al., "Learning Deep Features", CVPR 2016, equation 2'],
     )
     cost: MethodCost = Field(
         description="Cost in addition to the forward pass of the prediction.",

@@ -4,22 +4,12 @@ them."""
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    IPvAnyNetwork,
-    ValidationError,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from service.core.choices import WantedRuntime
 from service.core.errors import ConfigError
@@ -41,42 +31,6 @@ SEPARATED = BeforeValidator(
 Names = Annotated[tuple[str, ...], SEPARATED]
 
 
-def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that origins have the form that browsers send; any other form would never match."""
-    for origin in given:
-        if origin != "*" and not re.fullmatch(r"https?://[^/?#@\s]+", origin):
-            raise PydanticCustomError(
-                "origin", "an origin is like https://app.example, without a path; or * for all"
-            )
-    return given
-
-
-def _hosts(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that hosts have the form of a name in `Host`; any other form would never match."""
-    for host in given:
-        if host != "*" and not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host):
-            raise PydanticCustomError(
-                "host", "a host is like app.example or *.app.example, without a port; or * for all"
-            )
-    return tuple(host.lower() for host in given)
-
-
-def path_prefix(given: str) -> str | None:
-    """Return a prefix of paths, such as `/team/xai`, without a slash at its end; "" for `/`. Return
-    None if it is not a prefix: it has a character other than letters, digits, `-`, `.`, `_`, `~`
-    and `/`, or a step that is empty or consists of dots."""
-    prefix = given.removesuffix("/")
-    allowed = re.fullmatch(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*", prefix) and len(given) <= 200
-    return prefix if allowed else None
-
-
-def _prefix(given: str) -> str:
-    prefix = path_prefix(given)
-    if prefix is None:
-        raise PydanticCustomError("prefix", "a root path is like /team/xai")
-    return prefix
-
-
 class CoreSettings(BaseModel):
     """Settings of what all features share. A feature adds its own in a subclass, and
     `service.settings.Settings` has them all. The environment variable of a setting is GRADCAM_
@@ -86,13 +40,6 @@ class CoreSettings(BaseModel):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    probe_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="port on which the supervisor answers `/healthz`, `/readyz` and `/metrics` "
-        "without a key, at any load; 0: none",
-    )
     models: Path | None = Field(
         None,
         description="the TOML file that names the models, or a folder that holds either such a "
@@ -208,30 +155,6 @@ class CoreSettings(BaseModel):
     insecure: bool = Field(
         False, description="listen on an address that others can reach, without keys"
     )
-    cors_origins: Annotated[Names, AfterValidator(_origins)] = Field(
-        (), description="web origins whose pages may call the service, separated by commas"
-    )
-    hosts: Annotated[Names, AfterValidator(_hosts)] = Field(
-        (),
-        description="names by which the service may be reached, such as `app.example` or "
-        "`*.app.example`, in addition to localhost and literal addresses; `*`: all. Without this "
-        "setting, a service with keys may be reached by every name",
-    )
-    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], SEPARATED] = Field(
-        (),
-        description="addresses of proxies, such as `10.1.2.3` or `10.0.0.0/8`, whose "
-        "`X-Forwarded-Host`, `-Proto` and `-Prefix` are believed",
-    )
-    root_path: Annotated[str, AfterValidator(_prefix)] = Field(
-        "",
-        description="path below which a proxy publishes the service and which it removes from "
-        "requests, such as `/team/xai`",
-    )
-    image_hosts: Names = Field(
-        (),
-        description="hosts from which an image may be fetched by its https address; none: images "
-        "must be sent, not named",
-    )
     allowed_sources: Names = Field(
         (),
         description="patterns of sources that an admin may load while the service runs, like "
@@ -256,9 +179,6 @@ class CoreSettings(BaseModel):
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="format of log lines; auto: JSON, except in a terminal"
-    )
-    traces: bool = Field(
-        False, description="send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT"
     )
 
     def fitting(self, name: str, batch: int) -> int:
@@ -317,7 +237,9 @@ class CoreSettings(BaseModel):
             if key.startswith(PREFIX)
         }
         values |= {name: value for name, value in given.items() if value is not None}
-        values = cls.implied(environment, values) | values
+        implied = cls.implied(environment, values)
+        # A platform also implies what belongs to features that may not be there.
+        values = {name: implied[name] for name in implied if name in cls.model_fields} | values
         values.setdefault("cache", platformdirs.user_cache_path("gradcam", False))
         if str(values["cache"]) == "off":
             values["cache"] = None

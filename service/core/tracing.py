@@ -1,6 +1,6 @@
 """OpenTelemetry traces: a span for each request, with a span for each phase in it.
 
-Tracing is optional. Without the packages, or without `GRADCAM_TRACES`, it costs one function call.
+Without a tracer, which a feature gives, it costs one function call.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from cam.errors import to_install
-from service.core.errors import ConfigError
 
 Span = Callable[..., None]
 """Function of (name, begun, ended, **attributes), with times in nanoseconds since 1970."""
@@ -25,31 +22,14 @@ def _nothing(name: str, begun: int, ended: int, **attributes: int) -> None:
 
 
 @contextmanager
-def tracing(version: str) -> Iterator[None]:
-    """Trace requests while the block is open. Leaving it sends the remaining spans.
-
-    Raises:
-        ConfigError: if the packages are not installed.
-    """
+def recorded_by(tracer: Any) -> Iterator[None]:
+    """Record spans by a tracer of OpenTelemetry while the block is open."""
     global _tracer
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        raise ConfigError(
-            f"GRADCAM_TRACES needs packages of its own; {to_install('traces')}"
-        ) from None
-    resource = Resource.create({SERVICE_NAME: "gradcam-service", SERVICE_VERSION: version})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    _tracer = provider.get_tracer("gradcam-service", version)
+    _tracer = tracer
     try:
         yield
     finally:
         _tracer = None
-        provider.shutdown()
 
 
 @contextmanager

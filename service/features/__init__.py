@@ -36,6 +36,13 @@ WORK: Final = (
 )
 """Modules of what only one feature asks of a model. The process of the models imports them."""
 
+AROUND: Final[tuple[str, ...]] = ("service.features.traces.export",)
+"""Modules whose `opened`, given the settings, is entered around the work of each process."""
+
+SUPERVISED: Final[tuple[str, ...]] = ("service.features.probes.server",)
+"""Modules whose `asked`, given the settings, returns a port that the supervisor opens, and what
+answers there."""
+
 
 def operations() -> tuple[Operation[Any, Any], ...]:
     """Return what the models do with images."""
@@ -57,11 +64,18 @@ def operations() -> tuple[Operation[Any, Any], ...]:
 def adapters() -> tuple[Adapter, ...]:
     """Return what is added to the app. Where two of them know a path, the later one has it."""
     from service.features.audit.kind import audits
+    from service.features.forwarded.adapter import forwarded
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2
+    from service.features.origins.adapter import origins
     from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
+    from service.features.remote_images.adapter import remote_images
+    from service.features.studio.routes import studio
 
     return (
+        origins,
+        remote_images,
+        studio,
         jobs(
             audits,
         ),
@@ -70,4 +84,5 @@ def adapters() -> tuple[Adapter, ...]:
         sagemaker,
         vertex,
         kserve,
+        forwarded,
     )

@@ -1,1 +1,1 @@
-"""The HTTP interface: routes, requests, answers, the OpenAPI document, the page."""
+"""The HTTP interface: routes, requests, answers, the OpenAPI document."""

@@ -21,13 +21,14 @@ from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.http.administration import AdministrationRoutes
 from service.http.guard import Guard
-from service.http.reception import Choose, Reception
+from service.http.reception import Choose, Fetch, Reception
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import ServiceCounts
-from service.limits.fetch import Fetcher
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import Pipeline
+
+Middleware = tuple[Callable[..., ASGIApp], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,6 @@ class AppParts:
     reception: Reception
     administration: AdministrationRoutes
     body_budget: BodyBudget
-    fetcher: Fetcher
     admission: Admission
     is_first: bool
     """Whether this process does what one process of a service does for all."""
@@ -59,9 +59,11 @@ class Added:
         native: returns the path of the route that answers a request, by the path and the headers
             with which it came; None for a path that is not the adapter's.
         middleware: classes of middleware with their options, from the innermost to the outermost.
+        inner: likewise, around the guard and inside of what logs requests and answers problems.
         running: returns what is open while the app runs, such as a port of its own.
         failure: returns the mistake in the configuration that shows only now, if there is one: the
             process then ends.
+        fetch: fetches the images that are given by address.
         choose: completes the instances of each request before the work on them.
         state: entries of the app's `state`, for whoever holds the app.
         tags: the names of groups of its routes in OpenAPI, with a sentence about each.
@@ -71,9 +73,11 @@ class Added:
 
     routers: Sequence[APIRouter] = ()
     native: Callable[[str, Headers], str | None] = lambda path, headers: None
-    middleware: Sequence[tuple[Callable[..., ASGIApp], Mapping[str, Any]]] = ()
+    middleware: Sequence[Middleware] = ()
+    inner: Sequence[Middleware] = ()
     running: Callable[[Guard], AbstractAsyncContextManager[Any]] | None = None
     failure: Callable[[], ConfigError | None] = lambda: None
+    fetch: Fetch | None = None
     choose: Choose | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)

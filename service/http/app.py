@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Lifespan
+from starlette.types import Lifespan
 
 from service import __version__
 from service.backend.interface import Backend
@@ -36,31 +36,23 @@ from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.access import AccessTable, needs
-from service.http.adapter import Adapter, Added, AppParts
+from service.http.adapter import Adapter, Added, AppParts, Middleware
 from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
 from service.http.guard import Guard, Guarded, LimitBody
-from service.http.middleware import AnswerHead, Cors, Deliver, ObserveRequests
+from service.http.middleware import AnswerHead, Deliver, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
-from service.http.origins import Origins
-from service.http.page import make_page_router
-from service.http.proxies import Forwarded, Prefixed
-from service.http.reception import Reception
+from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
-from service.limits.fetch import Fetcher
 from service.limits.keys import keys_of_restart
 from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
-
-OWN_HEADERS = ("X-API-Key", "X-Request-ID", "X-Request-Timeout", "Idempotency-Key")
-SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
-
 
 REST_SECONDS = 5
 PARSERS = 4
@@ -104,7 +96,6 @@ def make_app(
     counts = counts or LocalCounts()
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
     pipeline = make_pipeline(settings, metrics, counts)
-    fetcher = Fetcher(hosts=settings.image_hosts, max_bytes=settings.max_body_bytes)
 
     def warmed(model: str) -> float:
         try:
@@ -131,12 +122,7 @@ def make_app(
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
-    reception = Reception(
-        manager=manager,
-        admission=admission,
-        fetcher=fetcher,
-        settings=settings,
-    )
+    reception = Reception(manager=manager, admission=admission, settings=settings)
 
     # A configured model that was removed may be added again.
     sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
@@ -151,18 +137,18 @@ def make_app(
         reception,
         administration,
         body_budget,
-        fetcher,
         admission,
         is_first,
     )
     additions = [added for adapter in adapters if (added := adapter(parts))]
+    reception.fetch = next((added.fetch for added in additions if added.fetch), fetch_none)
     reception.choosers = [added.choose for added in additions if added.choose]
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = PARSERS
         with one_each():
-            async with pipeline, fetcher, manager, AsyncExitStack() as scope:
+            async with pipeline, manager, AsyncExitStack() as scope:
                 for added in additions:
                     if added.running:
                         await scope.enter_async_context(added.running(guard))
@@ -178,7 +164,6 @@ def make_app(
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (
-        make_page_router(),
         make_about_router(manager=manager, metrics=metrics),
         make_operations_router(operations, reception=reception, pipeline=pipeline),
         *chain.from_iterable(added.routers for added in additions),
@@ -207,12 +192,18 @@ def make_app(
         max_streamed_bytes=max((added.max_streamed_bytes for added in additions), default=0),
         metrics=metrics,
     )
-    _add_middleware(app, settings, guard=guard, limit_body=limit_body, metrics=metrics)
-    for added in additions:
-        for kind, options in added.middleware:
-            app.add_middleware(kind, **options)
-    app.add_middleware(Forwarded, root_path=settings.root_path, trusted=settings.trusted_proxies)
-    app.add_middleware(Deliver, metrics=metrics)
+    layers: Sequence[Middleware] = (  # from the innermost to the outermost
+        (Prefixed, {}),
+        (AnswerHead, {}),
+        (limit_body, {}),
+        (Guarded, {"guard": guard, "metrics": metrics}),
+        *chain.from_iterable(added.inner for added in additions),
+        (ObserveRequests, {"metrics": metrics}),
+        *chain.from_iterable(added.middleware for added in additions),
+        (Deliver, {"metrics": metrics}),
+    )
+    for kind, options in layers:
+        app.add_middleware(kind, **options)
     return app
 
 
@@ -232,33 +223,6 @@ def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]
     for route in app.routes:  # FastAPI's own, of the documentation
         needs("read")(getattr(route, "endpoint", None) or getattr(route, "app"))  # noqa: B009
     return app
-
-
-def _add_middleware(
-    app: FastAPI,
-    settings: CoreSettings,
-    *,
-    guard: Guard,
-    limit_body: Callable[[ASGIApp], LimitBody],
-    metrics: Metrics,
-) -> None:
-    """Add the middleware, from the innermost to the outermost."""
-    app.add_middleware(Prefixed)
-    app.add_middleware(AnswerHead)
-    app.add_middleware(limit_body)
-    app.add_middleware(Guarded, guard=guard, metrics=metrics)
-    # A service with keys may be reached by any name: a browser does not know its keys.
-    hosts = settings.hosts or (("*",) if settings.keys else ())
-    app.add_middleware(Origins, hosts=hosts, pages=settings.cors_origins, metrics=metrics)
-    app.add_middleware(ObserveRequests, metrics=metrics)
-    if settings.cors_origins:
-        app.add_middleware(
-            Cors,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "If-None-Match", *OWN_HEADERS],
-            expose_headers=["ETag", "Location", "Retry-After", *SHOWN_HEADERS],
-        )
 
 
 def _failure(additions: Sequence[Added]) -> ConfigError | None:
@@ -286,6 +250,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     """Return FastAPI's document, with all components and the security schemes."""
     document = FastAPI.openapi(app)
     gather_components(document)
+    # Additions come after what every service has, but for the root of all addresses.
+    document["paths"] = dict(sorted(document["paths"].items(), key=lambda path: path[0] != "/"))
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
     document["security"] = SECURITY
     return document

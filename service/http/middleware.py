@@ -1,4 +1,5 @@
-"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, sending in time."""
+"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, sending in time, and
+the path in front of the service's own."""
 
 from __future__ import annotations
 
@@ -11,9 +12,7 @@ from uuid import uuid4
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.core.errors import PROBLEM_JSON, DeadlineExceeded, Problem, Unavailable, unexpected
@@ -24,6 +23,8 @@ access_log = logging.getLogger("service.access")
 
 HARMLESS = re.compile(r"^[A-Za-z0-9._:-]{1,128}\Z")
 """What callers may put into a line of the log: ids of requests, and names of models."""
+HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
+"""The value of `Host`: a name or an address, and a port (RFC 9110, section 7.2)."""
 PIECE: Final = 256 * 1024
 """Bytes of an answer that are written at a time."""
 BAD_REQUEST = 400
@@ -40,15 +41,6 @@ SECURITY = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-
-
-class Cors(CORSMiddleware):
-    """Starlette's middleware, with the security headers added to answers to preflights."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        response.headers.update(SECURITY)
-        return response
 
 
 class ObserveRequests:
@@ -228,6 +220,36 @@ class AnswerHead:
             for task in (answering, waiting):
                 task.cancel()
             await asyncio.gather(answering, waiting, return_exceptions=True)
+
+
+class Prefixed:
+    """Innermost middleware, which puts the path that a proxy has removed in front of the path
+    again, as ASGI requires of applications below a root path, and in front of `Location`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prefix: str = scope.get("root_path", "")
+        if scope["type"] != "http" or not prefix:
+            await self._app(scope, receive, send)
+            return
+        inside: Scope = {**scope, "path": prefix + scope["path"]}
+        if "raw_path" in scope:
+            inside["raw_path"] = prefix.encode() + scope["raw_path"]
+
+        async def send_prefixed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("location", "").startswith("/"):
+                    headers["Location"] = prefix + headers["location"]
+            await send(message)
+
+        try:
+            await self._app(inside, receive, send_prefixed)
+        finally:
+            if "route" in inside:  # for the log
+                scope["route"] = inside["route"]
 
 
 async def _send_problem(problem: Problem, scope: Scope, send: Send) -> None:

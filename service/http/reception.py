@@ -14,16 +14,26 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.backend.interface import Backend, ModelBackend
 from service.backend.timings import Timings
-from service.core.errors import DeadlineExceeded, Problem
+from service.core.errors import DeadlineExceeded, Forbidden, Problem
 from service.core.settings import CoreSettings
 from service.http.guard import asked_seconds
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
-from service.limits.fetch import Allowance, Fetcher
 from service.pipeline.instances import Instance, P, Remote
 
 DRAWING_SHARE: Final = 0.2
 """Share of a request's time that is kept for drawing and sending."""
+
+
+@dataclass
+class Allowance:
+    """Number of bytes that the images of one request may still have."""
+
+    left: int
+
+
+Fetch = Callable[[str, Allowance], Awaitable[bytes]]
+"""Returns the bytes of the image at an address, and subtracts them from the allowance."""
 Choose = Callable[[str, Sequence[Instance[Any]]], Awaitable[list[Instance[Any]]]]
 """Completes the instances of a request for a model of that name."""
 
@@ -103,8 +113,13 @@ class RequestContext(Generic[P]):
         return max(self.until - monotonic(), 0.0)
 
 
+async def fetch_none(url: str, allowance: Allowance) -> bytes:
+    """Refuse every address: no feature fetches images, or the operator allows no hosts."""
+    raise Forbidden("this service fetches no images; send the image's bytes as b64")
+
+
 async def fill(
-    instances: list[Instance[P]], fetcher: Fetcher, allowance: Allowance
+    instances: list[Instance[P]], fetch: Fetch, allowance: Allowance
 ) -> list[Instance[P]]:
     """Return the instances with the images fetched that they name by address. An image that cannot
     be fetched is replaced by the problem."""
@@ -113,7 +128,7 @@ async def fill(
         if not isinstance(instance.image, Remote):
             return instance
         try:
-            image: bytes | Problem = await fetcher.fetch(instance.image.url, allowance)
+            image: bytes | Problem = await fetch(instance.image.url, allowance)
         except Problem as problem:
             image = problem.at(instance.pointer)
         return replace(instance, image=image)
@@ -131,13 +146,13 @@ class Reception:
         *,
         manager: Backend,
         admission: Admission,
-        fetcher: Fetcher,
         settings: CoreSettings,
     ) -> None:
         self._manager = manager
         self._admission = admission
-        self._fetcher = fetcher
         self._settings = settings
+        self.fetch: Fetch = fetch_none
+        """Fetches the images that are given by address."""
         self.choosers: Sequence[Choose] = ()
         """Complete the instances of each request, one after the other."""
         # More images than the queue holds cannot be admitted together.
@@ -203,7 +218,7 @@ class Reception:
             costly = sum(instance.parameters.costly for instance in instances)
             with self._admission.admit(model, len(instances), costly=costly, place=place):
                 allowance = Allowance(self._settings.max_body_bytes)
-                instances = await fill(instances, self._fetcher, allowance)
+                instances = await fill(instances, self.fetch, allowance)
                 for choose in self.choosers:
                     instances = await choose(model, instances)
                 yield RequestContext(replicas, instances, timings, seconds, until, hold)

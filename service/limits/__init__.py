@@ -1,1 +1,1 @@
-"""Limits on callers: keys, rates, numbers of images, memory, addresses to fetch from."""
+"""Limits on callers: keys, rates, numbers of images, memory."""

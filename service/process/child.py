@@ -14,8 +14,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, Final
 
-from service.process.heartbeat import END, LISTENING, MISTAKE, READY, STATE
-from service.process.probes import Readiness
+from service.process.heartbeat import END, LISTENING, MISTAKE, READY, STATE, Readiness
 
 BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 30.0

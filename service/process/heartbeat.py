@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,15 @@ MISTAKE = b"mistake: "
 """The first bytes of a message with a mistake in the configuration, which ends the process."""
 REPLACE_ME: Final = 70
 """The exit code with which a serving process asks to be replaced."""
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What the serving processes have told about themselves."""
+
+    why_not: str | None
+    """Why the service is not ready; None if it is."""
+    models: tuple[str, ...] = ()
 
 
 class Heartbeat:

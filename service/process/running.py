@@ -9,13 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any, NoReturn
 
-from service import __version__
 from service.core.errors import ConfigError
 from service.core.logs import logging_set_up, tell_mistake
 from service.core.settings import CoreSettings
-from service.core.tracing import tracing
+from service.features import AROUND
 from service.process.heartbeat import MISTAKE, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,8 @@ def run_until_done(
     work: Callable[[], Coroutine[Any, Any, int]],
     heartbeat: Heartbeat | None,
 ) -> int:
-    """Run a process's coroutine with its log and its traces set up, and return its exit code.
+    """Run a process's coroutine with its log set up and within what features open, and return its
+    exit code.
 
     After a mistake in the configuration, the exit code is 2, and the supervisor is told the
     mistake; without one, it is printed.
@@ -34,8 +35,8 @@ def run_until_done(
     with ExitStack() as scope:
         scope.enter_context(logging_set_up(settings))
         try:
-            if settings.traces:
-                scope.enter_context(tracing(__version__))
+            for module in AROUND:
+                scope.enter_context(import_module(module).opened(settings))
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(work())
         except ConfigError as error:

@@ -172,7 +172,7 @@ def _server(settings: CoreSettings, app: FastAPI) -> DrainingServer:
         log_level=settings.log_level,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # `service.http.proxies` reads them
+        proxy_headers=False,  # `service.features.forwarded` reads them
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.drain_seconds),
     )

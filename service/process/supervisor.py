@@ -19,27 +19,28 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.multiprocess import mark_process_dead
 
 from service.core.errors import ConfigError
 from service.core.logs import logging_set_up, tell_mistake
 from service.core.metrics import FOLDER
+from service.features import SUPERVISED
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
 from service.models.journal import NAME as JOURNAL
 from service.models.sources import source_of
 from service.process.child import Child
-from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
+from service.process.heartbeat import COUNTS, ENGINE, Heartbeat, Readiness
 from service.process.listener import listen
-from service.process.probes import Probes, Readiness
 from service.process.stand_in import StandIn
 from service.settings import Settings
 
@@ -78,9 +79,11 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
     """
     with logging_set_up(settings), ExitStack() as scope:
         supervisor = _Supervisor(listening, settings)
-        if settings.probe_port:
-            probes = listen(settings.model_copy(update={"port": settings.probe_port}))
-            supervisor.probed_at = scope.enter_context(probes)
+        for module in SUPERVISED:
+            if asked := import_module(module).asked(settings):
+                port, answers = asked
+                other = scope.enter_context(listen(settings.model_copy(update={"port": port})))
+                supervisor.beside.append(partial(answers, other))
         doors = usual_doors() if settings.doors is None else settings.doors
         if doors:
             try:
@@ -137,8 +140,8 @@ class _Supervisor:
         self._open: set[Child] = set()
         """The processes of `_receiving` that accept connections at the moment."""
         self._stopping = False
-        self.probed_at: socket.socket | None = None
-        """The socket of the port for probes, if there is one."""
+        self.beside: list[Callable[..., AbstractAsyncContextManager[Any]]] = []
+        """What answers at ports of features, given `_look` and the folder of the metrics."""
         self._metrics: Path | None = None
         """The folder of the metrics of all processes, if there are several."""
 
@@ -208,9 +211,9 @@ class _Supervisor:
     async def run(self) -> int:
         """Run all processes until the service ends, and return its exit code."""
         try:
-            if self.probed_at is None:
-                return await self._run()
-            async with Probes(self.probed_at, self._look, self._metrics):
+            async with AsyncExitStack() as scope:
+                for answers in self.beside:
+                    await scope.enter_async_context(answers(self._look, self._metrics))
                 return await self._run()
         except BaseException:
             # The interpreter would wait for the processes, which would serve on without a port.

@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 from service.app import create_app
+from service.features.studio.routes import PATHS
 from service.http.access import flat
-from service.http.page import PATHS
 from service.limits.keys import new_key
 from service.settings import Settings
 from tests.chaos.finding import Finding

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from service.core.errors import Problem
 from tests.chaos.finding import Finding
-from tests.service.limits.sites import Canary, Names, fetched
-from tests.service.limits.test_addresses import OWN
-from tests.service.limits.test_fetch import FORBIDDEN, hosts_of
+from tests.service.features.remote_images.sites import Canary, Names, fetched
+from tests.service.features.remote_images.test_addresses import OWN
+from tests.service.features.remote_images.test_fetch import FORBIDDEN, hosts_of
 
 
 async def forged(scale: float) -> list[Finding]:

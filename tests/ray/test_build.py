@@ -13,11 +13,13 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is an extra: pip install 'gradcam-service[ray]'")
 yaml = pytest.importorskip("yaml")
 
+from ray._common.utils import import_attr  # noqa: E402
 from ray.serve.schema import ServeDeploySchema  # noqa: E402
 
 from service.core.errors import ConfigError  # noqa: E402
+from service.features.ray.proxy import gate  # noqa: E402
+from service.features.ray.serve import Scale, build, options  # noqa: E402
 from service.models.catalog import EMBEDDED  # noqa: E402
-from service.ray.serve import Scale, build, options  # noqa: E402
 from service.settings import Settings  # noqa: E402
 from tests.service.live import ROOT  # noqa: E402
 
@@ -123,6 +125,7 @@ def config(text: str) -> Any:
     found = ServeDeploySchema.model_validate(yaml.safe_load(text))
     (application,) = found.applications
     assert application.import_path == "service.ray.serve:build"
+    assert import_attr(application.import_path) is build
     assert found.http_options.request_timeout_s is not None
     # Serve's own time-out is for requests that no replica has: the service's comes before.
     assert found.http_options.request_timeout_s > Settings().deadline_seconds
@@ -170,6 +173,7 @@ def test_the_rayservice_is_one(tmp_path: Path) -> None:
             "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.ray.proxy:gate",
             "RAY_worker_niceness": "0",
         }
+        assert import_attr(environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]) is gate
         (mount,) = container["volumeMounts"]
         assert mounted.parent == Path(mount["mountPath"])
         assert mount["name"] in {volume["name"] for volume in pod["volumes"]}

@@ -7,7 +7,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from service.ray.proxy import Gate, gate
+from service.features.ray.proxy import Gate, gate
 from tests.service.http.test_bad_input import check
 
 pytestmark = pytest.mark.slow

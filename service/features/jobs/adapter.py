@@ -30,7 +30,7 @@ def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
         host = Jobs(
             manager=parts.manager,
             pipeline=parts.pipeline,
-            fetcher=parts.fetcher,
+            reception=parts.reception,
             admission=parts.admission,
             body_budget=parts.body_budget,
             settings=settings,

@@ -36,9 +36,9 @@ from service.features.jobs.schemas import Counts, JobDocument
 from service.features.jobs.settings import JobSettings
 from service.features.jobs.sources import ItemReader
 from service.features.jobs.submission import Submissions
+from service.http.reception import Reception
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
-from service.limits.fetch import Fetcher
 from service.pipeline.pipeline import Pipeline
 
 THREADS: Final = 4
@@ -105,7 +105,7 @@ class Jobs:
         *,
         manager: Backend,
         pipeline: Pipeline,
-        fetcher: Fetcher,
+        reception: Reception,
         admission: Admission,
         body_budget: BodyBudget,
         settings: JobSettings,
@@ -117,7 +117,7 @@ class Jobs:
         self._kinds = {kind.name: kind for kind in (EXPLAIN, *kinds)}
         self._manager = manager
         self._pipeline = pipeline
-        self._fetcher = fetcher
+        self._reception = reception
         self._admission = admission
         self._body_budget = body_budget
         self._settings = settings
@@ -264,7 +264,7 @@ class Jobs:
             self._kinds,
             manager=self._manager,
             pipeline=self._pipeline,
-            sources=ItemReader(folder, self._fetcher, self._settings, image_pool),
+            sources=ItemReader(folder, self._reception, self._settings, image_pool),
             store=store,
             pool=pool,
         )

@@ -27,7 +27,7 @@ from service.core.pool import Pool
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Leased
 from service.features.jobs.settings import JobSettings
-from service.limits.fetch import Allowance, Fetcher
+from service.http.reception import Allowance, Reception
 
 READ_SECONDS: Final = 60.0
 """Longest duration of one read, including the wait for a free slot, in seconds."""
@@ -37,9 +37,11 @@ AT_ONCE: Final = 16
 class ItemReader:
     """Reads the bytes of items, up to the settings' `max_body_bytes` per image."""
 
-    def __init__(self, folder: Folder, fetcher: Fetcher, settings: JobSettings, pool: Pool) -> None:
+    def __init__(
+        self, folder: Folder, reception: Reception, settings: JobSettings, pool: Pool
+    ) -> None:
         self._folder = folder
-        self._fetcher = fetcher
+        self._reception = reception
         self._root = settings.inputs
         self._uris = settings.input_uris
         self._most = settings.max_body_bytes
@@ -57,7 +59,7 @@ class ItemReader:
         if "problem" in source:
             raise Retold(source["problem"])
         if "url" in source:
-            return await self._fetcher.fetch(source["url"], Allowance(self._most))
+            return await self._reception.fetch(source["url"], Allowance(self._most))
         if "path" in source:
             path = source["path"]
             return await self._reads.run(lambda: self._of_path(path), path[:200])

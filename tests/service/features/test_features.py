@@ -28,7 +28,7 @@ from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
 from service.core.settings import CoreSettings
-from service.features import COMMANDS, WORK, adapters, operations
+from service.features import AROUND, COMMANDS, SUPERVISED, WORK, adapters, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
@@ -44,14 +44,15 @@ FOLDERS = {
 }
 OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "cam.reasons")
 """Packages of the library that only features need, and users of the library."""
-LIBRARIES = {"report"}
-"""Folders that stand in no list: only other features use them."""
+LIBRARIES = {"ray", "report"}
+"""Folders that stand in no list: other features use them, or Ray by the names in `service.ray`."""
 BESIDE = {
     "explain": ["features/evaluate"],
     "answers": ["features/audit", "features/open_inference", "client"],
     "audit": ["client"],
     "batch": ["features/audit", "features/drift", "features/init"],
     "jobs": ["features/audit", "client"],
+    "ray": ["ray"],
     "report": [
         "client",
         "features/audit",
@@ -61,8 +62,8 @@ BESIDE = {
         "features/jobs",
     ],
 }
-"""What is deleted with a feature: features that need it, as `pyproject.toml` says, and the client
-if it reads what the feature answers."""
+"""What is deleted with a feature: features that need it, as `pyproject.toml` says, the client if it
+reads what the feature answers, and Ray's names for it."""
 
 
 class Seen(BaseModel):
@@ -127,7 +128,9 @@ def extended() -> Iterator[TestClient]:
 def test_the_lists_have_each_folder() -> None:
     modules = [operation.work.__module__ for operation in operations()]
     modules += [adapter.__module__ for adapter in adapters()]
-    listed = {module.split(".")[2] for module in [*modules, *COMMANDS.values()]}
+    listed = {
+        module.split(".")[2] for module in [*modules, *COMMANDS.values(), *AROUND, *SUPERVISED]
+    }
     assert listed | LIBRARIES == FOLDERS
     assert len({operation.name for operation in operations()}) == len(operations())
 
@@ -259,6 +262,7 @@ def forget(file: Path, folder: str) -> None:
     """Remove what the lists say of a folder."""
     text = file.read_text()
     text = re.sub(rf'    "service\.features\.{folder}\.\w+",\n', "", text)
+    text = re.sub(rf'\("service\.features\.{folder}\.\w+",\)', "()", text)
     imports = rf"(?m)^ *from service\.features\.{folder}\.\w+ import (.*)\n"
     names = [name for found in re.findall(imports, text) for name in found.split(", ")]
     text = re.sub(imports, "", text)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from service.http.page import PATHS
+from service.features.studio.routes import PATHS
 from service.limits import keys as keys_module
 from service.limits.keys import new_key
 from service.settings import Settings

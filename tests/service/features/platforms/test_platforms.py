@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 from service.core.errors import ConfigError, QueueFull, Unexplainable
 from service.features.platforms.predictor import class_of
+from service.features.platforms.settings import PlatformSettings
 from service.models.catalog import EMBEDDED, read_catalog
 from service.models.store import copied
 from service.settings import Settings
@@ -71,6 +72,11 @@ def test_sagemaker_implies_its_port_and_host() -> None:
     assert Settings.read({"SAGEMAKER_BIND_TO_PORT": "1", "GRADCAM_PLATFORM": "none"}).port == 8000
     assert not Settings.read({"SAGEMAKER_BIND_TO_PORT": "1"}).starts_empty
     assert Settings.read({"SAGEMAKER_MULTI_MODEL": "true"}).starts_empty
+
+
+def test_a_platform_implies_nothing_of_features_that_are_not_there() -> None:
+    assert Settings.read({"SAGEMAKER_BIND_TO_PORT": "1"}).hosts == ("*",)
+    assert PlatformSettings.read({"SAGEMAKER_BIND_TO_PORT": "1"}).port == 1  # it has no `hosts`
 
 
 @pytest.mark.slow

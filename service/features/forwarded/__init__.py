@@ -1,0 +1,1 @@
+"""Proxies that publish the service under another host, scheme and path."""

@@ -1,0 +1,1 @@
+"""The hosts and the web pages through which requests may come."""

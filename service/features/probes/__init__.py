@@ -1,0 +1,1 @@
+"""Probes at a port of their own: `/healthz`, `/readyz` and `/metrics`."""

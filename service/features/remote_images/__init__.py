@@ -1,0 +1,1 @@
+"""Images by address: the service fetches them from the hosts that the operator allows."""

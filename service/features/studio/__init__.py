@@ -1,0 +1,1 @@
+"""The page of the service, on which one looks into a model."""

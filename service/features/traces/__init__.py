@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests, sent to a collector."""

@@ -1,0 +1,211 @@
+"""Jobs, audits and drift on the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import skimage.data
+from PIL import Image, ImageEnhance
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.service.conftest import encoded, noise
+from tests.service.features.studio.browsing import READY, browses, explained, state, take
+from tests.service.live import serving
+
+pytestmark = [browses, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def cats() -> list[bytes]:
+    """Thirty photos of one cat, enough for clusters and an audit."""
+    cat = Image.fromarray(skimage.data.chelsea()).resize((160, 106))
+    return [encoded(ImageEnhance.Brightness(cat).enhance(0.7 + n / 50), "PNG") for n in range(30)]
+
+
+@pytest.fixture
+def work(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    """The page of a service with jobs of its own."""
+    jobs = {"GRADCAM_JOBS": str(tmp_path / "jobs"), "GRADCAM_DEADLINE_SECONDS": "300"}
+    with (
+        serving(**jobs) as (_, http),
+        browser.new_page(viewport={"width": 1280, "height": 900}) as page,
+    ):
+        page.set_default_timeout(READY)
+        page.goto(str(http.base_url))
+        yield page
+
+
+def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[bytes]) -> None:
+    take(work, *cats)
+    expect(work.locator(".thumbnail")).to_have_count(30)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    expect(work.locator("#drift")).to_contain_text("There is no reference to compare them with")
+    work.locator("#job").click()
+    job = work.locator(".jobs > li").first
+    expect(job).to_contain_text("done: 30 finished", timeout=4 * READY)
+    expect(job.locator(".grid").first.locator("li")).to_have_count(24)
+    expect(job.locator(".grid li").first).to_contain_text("Egyptian cat")
+    width = "image => image.complete && image.naturalWidth"
+    work.wait_for_function(
+        "() => [...document.querySelectorAll('.jobs img')].some((image) => image.naturalWidth)"
+    )
+    assert work.locator(".jobs .grid img").first.evaluate(width) == 160
+    expect(job).to_contain_text(re.compile(r"Egyptian cat: \d+ maps"))
+    job.locator(".grid button.map").first.click()  # to where one looks at it
+    explained(work)
+    assert "room" not in state(work)
+    # Of a photo that is not the page's own there is the picture alone: the heat is painted on it.
+    shown = work.locator(".thumbnail button[aria-pressed=true]")
+    name = shown.get_attribute("title")
+    work.get_by_label(f"Remove {name}").click()
+    work.get_by_role("button", name="Work").click()
+    job.locator("button.map", has_text=name).first.click()
+    picture = work.locator("dialog.pictured")
+    expect(picture).to_contain_text(f"{name} is not on this page")
+    assert picture.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)")
+    picture.get_by_role("button", name="Close").click()
+    expect(picture).to_have_count(0)
+    assert state(work)["room"] == "work"
+    work.get_by_role("button", name="Look").click()
+    expect(work.locator(".thumbnail")).to_have_count(29)
+
+
+def test_all_results_are_shown_filtered_sorted_and_downloaded(
+    work: Page, cats: list[bytes], espresso: bytes
+) -> None:
+    take(work, *cats, espresso)
+    take(work, encoded(noise(64, 64)), name="noise")
+    expect(work.locator(".thumbnail")).to_have_count(32)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#job").click()
+    job = work.locator(".jobs > li").first
+    expect(job.locator("#read")).to_have_text("32 of 32 results.", timeout=4 * READY)
+    results = job.locator("ul.grid").first.locator("li")
+    expect(results).to_have_count(24)
+    job.get_by_role("button", name="Show more (8 left)").click()
+    expect(results).to_have_count(32)
+    shares = re.compile(r" (\d\.\d{3})")
+    job.locator("#order").select_option("unsure")
+    rising = [float(shares.findall(each)[-1]) for each in results.all_inner_texts()]
+    assert rising == sorted(rising)
+    job.locator("#order").select_option("class")
+    names = [each.split("\n")[1] for each in results.all_inner_texts()]
+    assert names == sorted(names, key=lambda name: shares.sub("", name).lower())
+    job.locator("#label").select_option("espresso")
+    expect(results).to_have_count(1)
+    expect(results).to_contain_text("photo30.png")
+    job.locator("#label").select_option("")
+    job.locator("#greatest").fill(str(rising[3]))
+    expect(results).to_have_count(sum(share <= rising[3] for share in rising))
+    job.locator("#greatest").fill("1")
+    job.locator("#which").select_option("warned")
+    for each in results.all_inner_texts():
+        assert "warning" in each
+    warned = results.count()
+    assert 0 < warned < 32
+    job.locator("#which").select_option("unwarned")
+    expect(results).to_have_count(32 - warned)
+    starts = {
+        "ZIP with pictures": b"PK",
+        "table (Parquet)": b"PAR1",
+        "clusters (CSV)": b"id,number,",
+    }
+    for name, start in {**starts, "lines (NDJSON)": b'{"cursor"'}.items():
+        with work.expect_download() as waiting:
+            job.get_by_role("button", name=name).click()
+        assert Path(waiting.value.path()).read_bytes().startswith(start)
+    assert Path(waiting.value.path()).read_bytes().count(b"\n") == 32
+    assert waiting.value.suggested_filename.endswith(".ndjson")
+
+
+def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: bytes) -> None:
+    expect(work.locator("#runs")).to_contain_text("efficientnet-lite0")
+    told = {"kind": "explain", "state": "done", "model": "efficientnet-lite0", "id": "1"}
+    counts = {"total": 230, "done": 230, "failed": 0, "left": 0}
+    job = {**told, "created": "2026-11-24T03:33:14+00:00", "counts": counts}
+    asked: list[int] = []
+
+    def lines(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        after, limit = int(query["after"][0]), int(query["limit"][0])
+        asked.append(limit)
+        items = range(after + 1, min(after + limit, 230) + 1)
+        body = "\n".join(json.dumps({"cursor": n, "item": f"{n}.png"}) for n in items)
+        route.fulfill(body=body, content_type="application/x-ndjson")
+
+    work.route("**/v1/jobs?**", lambda route: route.fulfill(json={"jobs": [job]}))
+    work.route("**/v1/jobs/1/results?**", lines)
+    work.get_by_role("button", name="Work").click()
+    work.locator(".jobs button").first.click()
+    said = work.locator("#read")
+    expect(said).to_contain_text("200 of 200 results; 200 of 230 are read.")
+    work.locator("#read-all").click()
+    expect(said).to_have_text("230 of 230 results.")
+    assert max(asked) == 25
+
+
+def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes]) -> None:
+    take(work, *cats[:20])
+    expect(work.locator(".thumbnail")).to_have_count(20)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#audit").click()
+    audit = work.locator(".jobs > li").first
+    expect(audit).to_contain_text("Audit of efficientnet-lite0")
+    expect(audit).to_contain_text("photos are measured", timeout=4 * READY)
+    audit.get_by_role("button", name="Cancel").click()
+    expect(audit).to_contain_text("cancelled")
+
+
+def test_a_job_that_is_refused_says_why(work: Page, cat: bytes) -> None:
+    take(work, cat)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#audit").click()
+    refusal = work.get_by_role("alert").last
+    expect(refusal).to_contain_text("20")
+    work.wait_for_timeout(3000)  # it stays while the page asks for what is new
+    expect(refusal).to_contain_text("20")
+    work.locator("#job").click()
+    expect(work.locator(".jobs > li").first).to_contain_text("done: 1 finished", timeout=2 * READY)
+
+
+def test_drift_is_drawn_beside_the_reference(page: Page) -> None:
+    shift = {
+        "index": None,
+        "label": None,
+        "statistic": "border",
+        "psi": 1.2,
+        "before": [0.08, 0.12, 0.17],
+        "after": [0.31, 0.41, 0.5],
+        "sentence": "all classes: the share of the heat on the border rose",
+    }
+    told = {"made": "2026-11-24T03:33:14+00:00", "photos": 1000, "recorded": 5210, "moved": True}
+    looks = 0
+
+    def answer(route: Route) -> None:
+        nonlocal looks
+        looks += 1
+        shifts = [{**shift, "psi": 0.4 * looks}]
+        route.fulfill(json={**told, "missing": None, "shifts": shifts})
+
+    page.route("**/drift", answer)
+    expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
+    page.get_by_role("button", name="Work").click()
+    expect(page.locator("#drift")).to_contain_text("5210 maps were compared")
+    expect(page.locator("#drift")).to_contain_text("They have moved.")
+    drawn = page.locator(".shifts .quartiles rect:first-child")
+    assert [float(drawn.nth(n).get_attribute("x") or "nan") for n in (0, 1)] == [16, 62]
+    page.wait_for_function(
+        "() => document.querySelector('.shifts polyline').points.numberOfItems > 2"
+    )
+    line = page.locator(".shifts polyline").get_attribute("points") or ""
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert heights == sorted(heights, reverse=True), "it rises"
