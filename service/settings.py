@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.features.administration.settings import AdministrationSettings
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.platforms.settings import PlatformSettings
@@ -11,5 +12,6 @@ class Settings(
     JobSettings,
     OpenInferenceSettings,
     PlatformSettings,
+    AdministrationSettings,
 ):
     """The operator's settings, which `gradcam serve` reads."""

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import platformdirs
 from pydantic import (
@@ -26,6 +26,7 @@ from service.core.errors import ConfigError
 from service.core.pydantic_errors import mistake
 
 PREFIX = "GRADCAM_"
+Entry = TypeVar("Entry")
 FULL_BATCHES = 3
 """Number of full batches that fit: one is prepared, one waits and one is computed."""
 
@@ -108,9 +109,6 @@ class CoreSettings(BaseModel):
         min_length=1,
         max_length=200,
         description="name of the only model, whatever the file says",
-    )
-    starts_empty: bool = Field(
-        False, description="start without a model; the platform loads models later"
     )
     max_body_bytes: int = Field(
         10_000_000, ge=1, description="largest request body, counted while it streams in"
@@ -232,14 +230,6 @@ class CoreSettings(BaseModel):
         description="hosts from which an image may be fetched by its https address; none: images "
         "must be sent, not named",
     )
-    allowed_sources: Names = Field(
-        (),
-        description="patterns of sources that an admin may load while the service runs, like "
-        "`torchvision:resnet*`; none: no model can be added",
-    )
-    max_models: int = Field(
-        16, ge=1, description="largest number of models at a time, including added ones"
-    )
     supervise: bool = Field(
         True, description="serve in a separate process, which is replaced when it dies"
     )
@@ -278,17 +268,16 @@ class CoreSettings(BaseModel):
         """
         return ()
 
+    def started(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Return the models with which the service starts, of those that are configured."""
+        return entries
+
     def check_replicas(self, count: int) -> None:
         """Check that several replicas can share what the service keeps.
 
         Raises:
             ConfigError: if they cannot.
         """
-        if self.allowed_sources and count > 1:
-            raise ConfigError(
-                f"allowed_sources={','.join(self.allowed_sources)}: a model that is loaded while "
-                f"the service runs is in one replica alone, and max_replicas is {count}"
-            )
 
     @classmethod
     def implied(cls, environment: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from service.backend.journal import Journal
     from service.http.adapter import Adapter
     from service.http.operation import Operation
 
@@ -56,6 +60,7 @@ def operations() -> tuple[Operation[Any, Any], ...]:
 
 def adapters() -> tuple[Adapter, ...]:
     """Return what is added to the app. Where two of them know a path, the later one has it."""
+    from service.features.administration.adapter import administration
     from service.features.audit.kind import audits
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2
@@ -70,4 +75,14 @@ def adapters() -> tuple[Adapter, ...]:
         sagemaker,
         vertex,
         kserve,
+        administration,
     )
+
+
+def journals() -> list[Callable[[Path], Journal]]:
+    """Return what keeps the added and the removed models, in a folder that outlives a process."""
+    from service.features.administration.journal import FileJournal
+
+    return [
+        FileJournal,
+    ]

@@ -19,7 +19,6 @@ from service.backend.interface import Backend
 from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
-from service.http.administration import AdministrationRoutes
 from service.http.guard import Guard
 from service.http.reception import Choose, Reception
 from service.limits.admission import Admission
@@ -42,7 +41,6 @@ class Parts:
     counts: ServiceCounts
     pipeline: Pipeline
     reception: Reception
-    administration: AdministrationRoutes
     body_budget: BodyBudget
     fetcher: Fetcher
     admission: Admission

@@ -34,7 +34,6 @@ from service.core.logs import logging_set_up, tell_mistake
 from service.core.metrics import FOLDER
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
-from service.models.journal import NAME as JOURNAL
 from service.models.sources import source_of
 from service.process.child import Child
 from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
@@ -157,7 +156,7 @@ class _Supervisor:
                 "the serving process",
                 context,
                 _live,
-                (settings, entries, self._listening, folder / JOURNAL),
+                (settings, entries, self._listening, folder),
                 listening=self._note_open,
                 ended=self._note_closed,
             )
@@ -182,7 +181,7 @@ class _Supervisor:
             "the engine",
             context,
             _live_engine,
-            (settings, entries, calls, folder / JOURNAL),
+            (settings, entries, calls, folder),
             ended=partial(_bury, folder),
         )
 
@@ -319,7 +318,7 @@ def _live(
     settings: Settings,
     entries: Entries,
     listening: socket.socket,
-    journal: Path,
+    folder: Path,
     again: bool,
     sending: Connection,
 ) -> None:
@@ -329,7 +328,7 @@ def _live(
     from service.process.server import run
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
-    make = partial(create_app, settings, entries, again=again, journal=journal)
+    make = partial(create_app, settings, entries, again=again, folder=folder)
     raise SystemExit(run(make, settings, listening, Heartbeat(sending, again=again)))
 
 
@@ -337,7 +336,7 @@ def _live_engine(
     settings: Settings,
     entries: Entries,
     calls: socket.socket,
-    journal: Path,
+    folder: Path,
     again: bool,
     sending: Connection,
 ) -> None:
@@ -345,7 +344,7 @@ def _live_engine(
     from service.process.engine import run
 
     os.setsid()
-    raise SystemExit(run(settings, entries, calls, journal, Heartbeat(sending, again=again)))
+    raise SystemExit(run(settings, entries, calls, folder, Heartbeat(sending, again=again)))
 
 
 def _live_door(

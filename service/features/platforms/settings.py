@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.core.settings import CoreSettings
+from service.features.administration.settings import AdministrationSettings
 
 Environment = Mapping[str, str]
 EXPLAIN: Final = "/v1/models/{model}:explain"
@@ -141,7 +141,7 @@ def _absolute(given: dict[str, str]) -> dict[str, str]:
 Routes = Annotated[dict[str, str], BeforeValidator(_routes), AfterValidator(_absolute)]
 
 
-class PlatformSettings(CoreSettings):
+class PlatformSettings(AdministrationSettings):
     """Which platform's contract the service follows, and where."""
 
     load_folder: Path = Field(

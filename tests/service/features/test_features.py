@@ -47,6 +47,7 @@ OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "ca
 LIBRARIES = {"report"}
 """Folders that stand in no list: only other features use them."""
 BESIDE = {
+    "administration": ["features/open_inference", "features/platforms"],
     "explain": ["features/evaluate"],
     "answers": ["features/audit", "features/open_inference", "client"],
     "audit": ["client"],

@@ -115,7 +115,7 @@ class FakeBackend:
         self.loaded: asyncio.Task[Any] = asyncio.create_task(self.done.wait())
         self.loaded.add_done_callback(lambda task: self.tell())
         self.tell: Callable[[], None] = lambda: None
-        self.added: list[ModelEntry] = []
+        self.added: list[tuple[ModelEntry, int | None]] = []
 
     async def __aenter__(self) -> FakeBackend:
         return self
@@ -148,8 +148,8 @@ class FakeBackend:
             raise Unavailable(f"model {name!r} is still loading; try again", retry_after=1)
         return self.models[name]
 
-    async def add(self, entry: ModelEntry) -> None:
-        self.added.append(entry)
+    async def add(self, entry: ModelEntry, *, most: int | None = None) -> None:
+        self.added.append((entry, most))
         self.models[entry.name] = FakeModel(info(entry.name))
         self.tell()
 

@@ -216,9 +216,10 @@ async def test_requests_know_at_once_what_changes(
 
 async def test_models_are_added_and_removed(pair: tuple[FakeBackend, RemoteBackend]) -> None:
     fake, remote = pair
-    await remote.add(ModelEntry(name="n", source="torchvision:resnet18", weights="none"))
+    entry = ModelEntry(name="n", source="torchvision:resnet18", weights="none")
+    await remote.add(entry, most=2)
     assert remote.names == ["m", "n"], "it is known when the call returns"
-    assert fake.added == [ModelEntry(name="n", source="torchvision:resnet18", weights="none")]
+    assert fake.added == [(entry, 2)]
     in_work = [2]
     removing = asyncio.create_task(remote.remove("n", lambda: in_work[0]))
     await stays_async(lambda: not removing.done(), 0.2)  # images of it are in work here
