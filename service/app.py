@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from service.core.metrics import Metrics
 from service.engine.manager import ModelManager
-from service.features import adapters, journals, operations
+from service.features import adapters, journals, operations, watches
 from service.http.app import make_app
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
@@ -35,7 +35,9 @@ def create_app(
     if again:
         metrics.count_restart(entry.name for entry in entries)
     journal = next((make(folder) for make in journals() if folder), None)
-    manager = ModelManager(entries, settings=settings, metrics=metrics, journal=journal)
+    manager = ModelManager(
+        entries, settings=settings, metrics=metrics, journal=journal, watches=watches()
+    )
     return make_app(
         settings,
         entries,

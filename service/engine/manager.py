@@ -10,6 +10,7 @@ from time import monotonic
 
 from service.backend.interface import NO_MODEL, unknown_model
 from service.backend.journal import Journal
+from service.backend.watch import MakeWatch
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable, without_folders
 from service.core.metrics import Metrics
@@ -40,6 +41,7 @@ class ModelManager:
             model is converted for OpenVINO.
         journal: keeps what is added and removed. The models that it names are loaded after those of
             the catalog.
+        watches: make who is told the answers to live traffic.
     """
 
     loaded: asyncio.Task[None]
@@ -52,12 +54,14 @@ class ModelManager:
         metrics: Metrics,
         images: int | None = None,
         journal: Journal | None = None,
+        watches: Sequence[MakeWatch] = (),
     ) -> None:
         self._settings = settings
         self._images = images
         self._metrics = metrics
         self._cache = DiskCache(settings.cache)
         self._journal = journal or Journal()
+        self._watches = watches
         self._lifecycles = {
             entry.name: self._lifecycle(entry, essential=True)
             for entry in self._journal.configured(entries)
@@ -258,6 +262,7 @@ class ModelManager:
             metrics=self._metrics,
             cache=self._cache,
             images=self._images,
+            watches=self._watches,
             changed=self._tell,
         )
 

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from cam import METHODS
-from cam.drift.shift import Shift, TooFew
-from service.backend.answers import Drift
 from service.backend.interface import NO_MODEL, Backend
-from service.backend.work import CompareDrift
 from service.core import model_schemas
 from service.core.errors import Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
-from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.http.access import needs
 from service.http.contract import answers
-from service.models.labels import Labels
 from service.pipeline.json_records import describe_input
 
 OF_A_MODEL = (401, 404, 424, 503)
 """Statuses of the errors of routes that describe one model."""
-NO_REFERENCE: Final = (
-    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
-    "`reference` in the model's entry names it"
-)
 
 
 def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
@@ -74,17 +63,6 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
         response_model_exclude_none=True,
         responses=answers(model_schemas.LayerList, problems=OF_A_MODEL),
     )(routes.list_layers)
-    router.get(
-        "/v1/models/{model:model}/drift",
-        tags=["models"],
-        summary="Whether the maps of a live model have moved",
-        description=(
-            "Compares the latest maps that the model served with those of its reference, for each "
-            "class and for all together. Without a reference (see `gradcam reference`), it only "
-            "counts maps."
-        ),
-        responses=answers(model_schemas.DriftDescription, problems=OF_A_MODEL),
-    )(routes.get_drift)
     return router
 
 
@@ -195,65 +173,3 @@ class AboutRoutes:
                 for layer in served.layers
             ]
         )
-
-    @needs("read")
-    async def get_drift(self, model: str) -> model_schemas.DriftDescription:
-        replicas = self._manager.replicas(model)
-        drift = (await replicas.ask(CompareDrift())).value
-        return describe_drift(drift, replicas.model.labels)
-
-
-def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
-    """Return the JSON schema object of a drift."""
-    comparison = drift.comparison
-
-    def label(index: int | None) -> str | None:
-        return None if index is None else labels.name(index)
-
-    def shift(moved: Shift) -> ShiftDescription:
-        return ShiftDescription(
-            index=moved.index,
-            label=label(moved.index),
-            statistic=moved.statistic,
-            psi=moved.psi,
-            distance=moved.distance,
-            p=moved.p,
-            before=moved.before,
-            after=moved.after,
-            reference=moved.reference,
-            live=moved.live,
-            moved=moved.moved,
-            unsure=moved.unsure,
-            sentence=moved.sentence(label(moved.index)),
-        )
-
-    def too_few(few: TooFew) -> TooFewDescription:
-        return TooFewDescription(
-            index=few.index,
-            label=label(few.index),
-            statistic=few.statistic,
-            reference=few.reference,
-            live=few.live,
-            sentence=few.sentence(label(few.index)),
-        )
-
-    ordered = (
-        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
-        if comparison
-        else []
-    )
-    return DriftDescription(
-        model=drift.origin.model,
-        method=drift.origin.method,
-        layer=drift.origin.layer,
-        fit=drift.origin.fit,
-        made=drift.made,
-        photos=drift.photos,
-        recorded=drift.recorded,
-        window=drift.size,
-        moved=None if comparison is None else comparison.has_moved,
-        missing=NO_REFERENCE if comparison is None else comparison.missing,
-        unknown=None if comparison is None else comparison.unknown,
-        shifts=[shift(one) for one in ordered],
-        too_few=[too_few(few) for few in comparison.too_few] if comparison else [],
-    )

@@ -16,7 +16,7 @@ from service.core.allocator import give_back_memory, keep_memory
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.engine.manager import ModelManager
-from service.features import WORK, journals
+from service.features import WORK, journals, watches
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.running import end_at_once, run_until_done, why_not_loaded
@@ -70,7 +70,9 @@ async def _serve(
     if heartbeat.again:
         metrics.count_restart(entry.name for entry in entries)
     journal = next((make(folder) for make in journals()), None)
-    manager = ModelManager(entries, settings=settings, metrics=metrics, journal=journal)
+    manager = ModelManager(
+        entries, settings=settings, metrics=metrics, journal=journal, watches=watches()
+    )
     server = BackendServer(manager, listening)
     manager.subscribe(server.tell)
     async with manager, server:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import service.features
 from service import app
 from service.backend.interface import Listener
+from service.backend.watch import WatchWork
 from service.backend.work import Pixels, Running, Steps, StepWork, Work
 from service.cli.main import cli
 from service.core.errors import ConfigError
@@ -51,7 +52,8 @@ BESIDE = {
     "explain": ["features/evaluate"],
     "answers": ["features/audit", "features/open_inference", "client"],
     "audit": ["client"],
-    "batch": ["features/audit", "features/drift", "features/init"],
+    "batch": ["features/audit", "features/drift", "features/init", "client"],
+    "drift": ["client"],
     "jobs": ["features/audit", "client"],
     "report": [
         "client",
@@ -192,10 +194,13 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
 
 def test_the_process_of_the_models_knows_each_kind_of_work() -> None:
     adapters(), operations()
+    bases = (Work, StepWork, WatchWork)
     own = {
         kind.__module__
-        for kind in (*StepWork.__subclasses__(), *Work.__subclasses__())
-        if kind.__module__.startswith("service.") and kind.__module__ != StepWork.__module__
+        for base in bases
+        for kind in base.__subclasses__()
+        if kind.__module__.startswith("service.")
+        and kind.__module__ not in {base.__module__ for base in bases}
     }
     assert own == set(WORK)
 

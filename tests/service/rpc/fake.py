@@ -16,11 +16,12 @@ from cam import ClassTarget, Explanation
 from cam.drift.origin import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
-from service.backend.answers import Drift, Outcome, Prediction, ServedAnswer
+from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.work import Work
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
+from service.features.drift.work import Drift
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels

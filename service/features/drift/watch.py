@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cam import ClassTarget, Question
 from cam.drift.comparison import compare
@@ -20,12 +20,15 @@ from cam.drift.origin import Origin
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison
 from cam.drift.window import Window
-from service.backend.answers import Drift, ServedAnswer
+from service.backend.answers import ServedAnswer
 from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics
-from service.loading.served_model import ServedModel
+from service.features.drift.work import Drift
 from service.models.preprocessing import ModelInput
+
+if TYPE_CHECKING:
+    from service.loading.served_model import ServedModel
 
 CLASSES: Final = 20
 """Largest number of classes that have a series of their own."""
@@ -48,7 +51,7 @@ SAMPLED_AT_ONCE: Final = 2
 """Largest number of predictions that are explained for the watch at a time."""
 
 
-class Watch:
+class DriftWatch:
     """Records the maps of one model in a window and in metrics, and compares the window with the
     model's reference.
 
@@ -59,8 +62,8 @@ class Watch:
     whichever come when there is time.
     """
 
-    def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:
-        reference = model.reference
+    def __init__(self, model: ServedModel, metrics: Metrics) -> None:
+        reference, sample = model.reference, model.explain_sample
         if reference is None:
             # Without a default layer, only maps that are asked for at a layer can be explained, and
             # none of them is recorded.
@@ -115,10 +118,18 @@ class Watch:
             await asyncio.wait(working)
         self._metrics.clear_drift(self._origin.model)
 
-    def watches(self, seen: ModelInput) -> bool:
-        """Return whether maps of an input can be compared: whether its photo was fitted to the
-        model's input as those of the reference were, or in the usual way without a reference."""
-        return seen.fit == self._origin.fit
+    def answered(
+        self,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        answer: ServedAnswer,
+        explain: Callable[[Question], Awaitable[ServedAnswer]],
+    ) -> None:
+        """Record an answer if its maps can be compared: if the photo was fitted to the model's
+        input as those of the reference were, or in the usual way without a reference."""
+        if seen.fit == self._origin.fit:
+            self.note(questions, answer, seen.pixels)
+            self.sample(questions, explain, seen.pixels)
 
     def note(
         self, questions: Sequence[Question], answer: ServedAnswer, pixels: Pixels | None = None

@@ -1,0 +1,100 @@
+"""The route that tells whether the maps of a live model have moved."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter
+
+from cam.drift.shift import Shift, TooFew
+from service.backend.interface import Backend
+from service.features.drift.schemas import DriftDescription, ShiftDescription, TooFewDescription
+from service.features.drift.work import CompareDrift, Drift
+from service.http.about import OF_A_MODEL
+from service.http.access import needs
+from service.http.contract import answers
+from service.models.labels import Labels
+
+NO_REFERENCE: Final = (
+    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
+    "`reference` in the model's entry names it"
+)
+
+
+def make_drift_router(manager: Backend) -> APIRouter:
+    router = APIRouter()
+
+    @needs("read")
+    async def get_drift(model: str) -> DriftDescription:
+        replicas = manager.replicas(model)
+        drift = (await replicas.ask(CompareDrift())).value
+        return describe_drift(drift, replicas.model.labels)
+
+    router.get(
+        "/v1/models/{model:model}/drift",
+        tags=["models"],
+        summary="Whether the maps of a live model have moved",
+        description=(
+            "Compares the latest maps that the model served with those of its reference, for each "
+            "class and for all together. Without a reference (see `gradcam reference`), it only "
+            "counts maps."
+        ),
+        responses=answers(DriftDescription, problems=OF_A_MODEL),
+    )(get_drift)
+    return router
+
+
+def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
+    """Return the JSON schema object of a drift."""
+    comparison = drift.comparison
+
+    def label(index: int | None) -> str | None:
+        return None if index is None else labels.name(index)
+
+    def shift(moved: Shift) -> ShiftDescription:
+        return ShiftDescription(
+            index=moved.index,
+            label=label(moved.index),
+            statistic=moved.statistic,
+            psi=moved.psi,
+            distance=moved.distance,
+            p=moved.p,
+            before=moved.before,
+            after=moved.after,
+            reference=moved.reference,
+            live=moved.live,
+            moved=moved.moved,
+            unsure=moved.unsure,
+            sentence=moved.sentence(label(moved.index)),
+        )
+
+    def too_few(few: TooFew) -> TooFewDescription:
+        return TooFewDescription(
+            index=few.index,
+            label=label(few.index),
+            statistic=few.statistic,
+            reference=few.reference,
+            live=few.live,
+            sentence=few.sentence(label(few.index)),
+        )
+
+    ordered = (
+        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
+        if comparison
+        else []
+    )
+    return DriftDescription(
+        model=drift.origin.model,
+        method=drift.origin.method,
+        layer=drift.origin.layer,
+        fit=drift.origin.fit,
+        made=drift.made,
+        photos=drift.photos,
+        recorded=drift.recorded,
+        window=drift.size,
+        moved=None if comparison is None else comparison.has_moved,
+        missing=NO_REFERENCE if comparison is None else comparison.missing,
+        unknown=None if comparison is None else comparison.unknown,
+        shifts=[shift(one) for one in ordered],
+        too_few=[too_few(few) for few in comparison.too_few] if comparison else [],
+    )
