@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -98,17 +99,6 @@ class CoreSettings(BaseModel):
         None,
         description="the TOML file that names the models, or a folder that holds either such a "
         "file, named `models.toml`, or one model; without it, the embedded model runs",
-    )
-    models_uri: str | None = Field(
-        None,
-        description="address of such a folder in a store, like `s3://bucket/model`; fsspec copies "
-        "it when the service starts",
-    )
-    model_name: str | None = Field(
-        None,
-        min_length=1,
-        max_length=200,
-        description="name of the only model, whatever the file says",
     )
     max_body_bytes: int = Field(
         10_000_000, ge=1, description="largest request body, counted while it streams in"
@@ -267,6 +257,19 @@ class CoreSettings(BaseModel):
             ConfigError: if what serves one of them is not installed.
         """
         return ()
+
+    @contextmanager
+    def here(self) -> Iterator[Self]:
+        """Yield the settings with the models on this machine, as long as the block is open.
+
+        Raises:
+            ConfigError: if they cannot be copied.
+        """
+        yield self
+
+    def only_name(self) -> str | None:
+        """Return the name of the only model, whatever its entry says; None changes no name."""
+        return None
 
     def started(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """Return the models with which the service starts, of those that are configured."""

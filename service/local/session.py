@@ -64,7 +64,7 @@ async def local_session(
     # The users of a session limit the images in progress themselves, so the queue refuses none; and
     # the cache of answers is useless, because no question is asked twice.
     settings = settings.model_copy(update={"max_queue": UNBOUNDED, "cache_bytes": 0})
-    entries = read_catalog(settings.models, name=settings.model_name)
+    entries = read_catalog(settings.models, name=settings.only_name())
     wanted = model or entries[0].name
     chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
     chosen = [
