@@ -24,6 +24,7 @@ from service.backend.answers import ServedAnswer
 from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics
+from service.features.drift.metrics import DriftMetrics
 from service.features.drift.work import Drift
 from service.models.preprocessing import ModelInput
 
@@ -80,7 +81,7 @@ class DriftWatch:
         """The question whose answers are recorded."""
         self.reference: Final[Reference | None] = reference
         self._origin = origin
-        self._metrics = metrics
+        self._metrics = metrics.own(DriftMetrics)
         self._sample = sample
         self._window = Window(classes=CLASSES)
         self._counts: Counter[int] = Counter()
@@ -88,7 +89,7 @@ class DriftWatch:
         self._names = model.labels
         often = Counter(model.labels.names)
         self._ambiguous = {ALL, OTHER} | {name for name, count in often.items() if count > 1}
-        metrics.clear_drift(model.name)  # what another model of this name has left
+        self._metrics.clear(model.name)  # what another model of this name has left
         self._seconds = BURST_SECONDS
         """Seconds that recording may take now."""
         self._asked = monotonic()
@@ -116,7 +117,7 @@ class DriftWatch:
         working = [*self._sampling, *([self._comparing] if self._comparing else [])]
         if working:
             await asyncio.wait(working)
-        self._metrics.clear_drift(self._origin.model)
+        self._metrics.clear(self._origin.model)
 
     def answered(
         self,
@@ -238,9 +239,9 @@ class DriftWatch:
         model, label = self._origin.model, self._label(index)
         for name, value in values.items():
             if not math.isnan(value):
-                self._metrics.map_statistics.labels(
-                    model=model, label=label, statistic=name
-                ).observe(value)
+                self._metrics.statistics.labels(model=model, label=label, statistic=name).observe(
+                    value
+                )
         self._plan()
 
     def _plan(self) -> None:
@@ -263,7 +264,7 @@ class DriftWatch:
         if index is None:
             return OTHER
         if index not in self._labels:
-            name, known = self._called(index), self._metrics.map_labels[self._origin.model]
+            name, known = self._called(index), self._metrics.labels[self._origin.model]
             if name not in known:
                 if len(known) >= CLASSES:
                     return OTHER
@@ -293,7 +294,7 @@ class DriftWatch:
             for shift in comparison.shifts
             if shift.index is None or shift.index in self._labels
         }
-        self._metrics.tell_drift(
+        self._metrics.tell(
             self._origin.model,
             samples,
             moved=None if comparison.has_moved is None else len(comparison.moved),
