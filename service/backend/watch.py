@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from cam import Question
 from service.backend.answers import ServedAnswer
 from service.backend.work import Value, Work
 from service.core.metrics import Metrics
+from service.models.catalog import ModelEntry
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-
-if TYPE_CHECKING:
-    from service.loading.served_model import ServedModel
 
 
 class Watch(Protocol):
@@ -36,7 +35,8 @@ class Watch(Protocol):
         """End all work of the watch."""
 
 
-MakeWatch = Callable[["ServedModel", Metrics], Watch]
+MakeWatch = Callable[[ModelEntry, ModelInfo, Metrics], Watch]
+"""Makes the watch of a model by its entry; raises a ConfigError if a key of it is wrong."""
 
 
 class WatchWork(Work[Value]):

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
 
-from service.backend.watch import MakeWatch
+from service.backend.watch import MakeWatch, Watch
 from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import ConfigError, one_line
 from service.core.metrics import Metrics
@@ -39,7 +39,7 @@ class ModelLifecycle:
         hang_seconds: seconds after which a batch that still runs counts as hung.
         cache: keeps what is found out about the model for the next start.
         images: number of images that will be explained; None if that is not known.
-        watches: see `Replicas`.
+        watches: make who is told the answers to live traffic.
         changed: called when the model is loaded, or cannot be, and when a worker has ended or been
             replaced.
     """
@@ -82,7 +82,8 @@ class ModelLifecycle:
         # A counter that appears with its first event has no increase, and its alert stays silent.
         metrics.worker_restarts.labels(model=entry.name)
         self._cache = cache
-        self._watches = watches
+        self._make_watches = watches
+        self._watches: list[Watch] = []
         self._changed = changed
         self._images = None if entry.runtime == "openvino" else images
         self._open: dict[Engine, AsyncExitStack] = {}
@@ -195,6 +196,10 @@ class ModelLifecycle:
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
         model = await in_own_thread(self._loader, partial(self._load, copy))
+        if not self._watches:  # before the warm-up, so that a mistake in the entry shows soon
+            for make in self._make_watches:
+                watch = partial(make, self.entry, model, self._metrics)
+                self._watches.append(await in_own_thread(self._loader, watch))
         engine = Engine(
             model,
             max_queue=max(self._queue, self._fitting(model.max_batch)),

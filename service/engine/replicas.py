@@ -14,7 +14,7 @@ from cam.agreement import Fidelity
 from cam.methods.progress import Progress
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
-from service.backend.watch import MakeWatch, WatchWork
+from service.backend.watch import Watch, WatchWork
 from service.backend.work import Explain, Value, Work
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
@@ -33,7 +33,7 @@ class Replicas:
     Args:
         engines: at least one engine, all of the same model; the caller enters and leaves them.
         cache_bytes: size of the cache of answers, in bytes.
-        watches: make who is told the answers to live traffic.
+        watches: who is told the answers to live traffic; they are closed with this object.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Replicas:
         *,
         cache_bytes: int,
         metrics: Metrics,
-        watches: Sequence[MakeWatch] = (),
+        watches: Sequence[Watch] = (),
     ) -> None:
         self.engines = tuple(engines)
         self._metrics = metrics
-        self._watches = [make(self.model, metrics) for make in watches]
+        self._watches = watches
         self._response_cache: ResponseCache[Outcome[ServedAnswer], Progress] = ResponseCache(
             cache_bytes, _bytes_of
         )

@@ -96,8 +96,8 @@ def journals() -> list[Callable[[Path], Journal]]:
 
 def watches() -> list[MakeWatch]:
     """Return what makes those who are told the answers to live traffic, one for each model."""
-    from service.features.drift.watch import DriftWatch
+    from service.features.drift.watch import watch_of
 
     return [
-        DriftWatch,
+        watch_of,
     ]

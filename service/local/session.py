@@ -67,9 +67,7 @@ async def local_session(
     entries = read_catalog(settings.models, name=settings.only_name())
     wanted = model or entries[0].name
     chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
-    chosen = [
-        entry.model_copy(update={"reference": None, "explain_sample": 0.0}) for entry in chosen
-    ]
+    chosen = [entry.model_copy(update={"reference": None}) for entry in chosen]
     if spread:
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()

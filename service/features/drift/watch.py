@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cam import ClassTarget, Question
 from cam.drift.comparison import compare
@@ -25,11 +25,11 @@ from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics
 from service.features.drift.metrics import DriftMetrics
+from service.features.drift.of_entry import reference_of
 from service.features.drift.work import Drift
+from service.models.catalog import ModelEntry
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-
-if TYPE_CHECKING:
-    from service.loading.served_model import ServedModel
 
 CLASSES: Final = 20
 """Largest number of classes that have a series of their own."""
@@ -61,10 +61,20 @@ class DriftWatch:
     else and cannot be compared. An answer from the cache is not recorded, because the photo would
     count twice. Where recording would take more than `SHARE` of the time, only some are recorded,
     whichever come when there is time.
+
+    Args:
+        reference: what the maps are compared with; without one, they are only counted.
+        sample: share of predictions that are explained for the watch.
     """
 
-    def __init__(self, model: ServedModel, metrics: Metrics) -> None:
-        reference, sample = model.reference, model.explain_sample
+    def __init__(
+        self,
+        model: ModelInfo,
+        metrics: Metrics,
+        reference: Reference | None = None,
+        *,
+        sample: float = 0.0,
+    ) -> None:
         if reference is None:
             # Without a default layer, only maps that are asked for at a layer can be explained, and
             # none of them is recorded.
@@ -300,3 +310,8 @@ class DriftWatch:
             moved=None if comparison.has_moved is None else len(comparison.moved),
             unknown=comparison.unknown,
         )
+
+
+def watch_of(entry: ModelEntry, model: ModelInfo, metrics: Metrics) -> DriftWatch:
+    """Return the watch of a model: see `MakeWatch`."""
+    return DriftWatch(model, metrics, reference_of(entry, model), sample=entry.explain_sample)

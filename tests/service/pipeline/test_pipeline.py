@@ -236,9 +236,7 @@ async def test_ordinary_explanations_are_watched_and_what_is_scored_is_not(
 ) -> None:
     watch = Mock()
     async with Engine(load(TINY), max_queue=64, metrics=Metrics()) as engine:
-        replicas = Replicas(
-            [engine], cache_bytes=0, metrics=Metrics(), watches=[lambda model, metrics: watch]
-        )
+        replicas = Replicas([engine], cache_bytes=0, metrics=Metrics(), watches=[watch])
         parameters = EvaluateParameters.model_validate({"metrics": ["complexity"]})
         asked = replace(instance(encoded(noise(SIDE, SIDE, seed=1))), parameters=parameters)
         await evaluate(pipeline, replicas, asked, Timings())  # type: ignore[arg-type]

@@ -25,14 +25,17 @@ from tests.waiting import until_async
 pytestmark = pytest.mark.anyio
 
 
-def watched_by_drift(engines: list[Engine]) -> Replicas:
-    return Replicas(engines, cache_bytes=1_000_000, metrics=Metrics(), watches=[DriftWatch])
+def watched_by_drift(
+    engine: Engine, reference: Reference | None = None, sample: float = 0.0
+) -> Replicas:
+    watch = DriftWatch(engine.model, Metrics(), reference, sample=sample)
+    return Replicas([engine], cache_bytes=1_000_000, metrics=Metrics(), watches=[watch])
 
 
 @pytest.fixture
 async def replicas() -> AsyncIterator[Replicas]:
     async with Engine(load(TWO.copies[0]), max_queue=64, metrics=Metrics()) as engine:
-        yield watched_by_drift([engine])
+        yield watched_by_drift(engine)
 
 
 async def recorded(replicas: Replicas) -> int:
@@ -46,12 +49,12 @@ async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
     reference = Reference(
         origin, datetime.now(UTC), np.zeros(1, np.int32), np.full((1, 8), 0.5, np.float32)
     )
-    for watched, expected in ((model, [1, 1, 1]), (replace(model, reference=reference), [0, 1, 1])):
-        async with Engine(watched, max_queue=64, metrics=Metrics()) as engine:
-            replicas = watched_by_drift([engine])
+    for compared, expected in ((None, [1, 1, 1]), (reference, [0, 1, 1])):
+        async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+            replicas = watched_by_drift(engine, compared)
             found = []
             for fit in ("squash", "pad", "crop"):
-                given = watched.preprocessing.apply(photo(1), fit)
+                given = model.preprocessing.apply(photo(1), fit)
                 await replicas.ask(Explain(given, [GRADCAM], watched=True))
                 found.append(await recorded(replicas))
             assert found == expected
@@ -68,11 +71,11 @@ async def test_only_live_traffic_is_watched(replicas: Replicas) -> None:
 
 async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
     """Unlike an answer of a job, whose passes have four images, so that it is repeatable."""
-    model = replace(load(TWO.copies[0]), explain_sample=1.0)
+    model = load(TWO.copies[0])
     sizes: list[int] = []
     model.module.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
     async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
-        replicas = watched_by_drift([engine])
+        replicas = watched_by_drift(engine, sample=1.0)
         given = model.preprocessing.apply(photo(1), "auto")
         await replicas.ask(Explain(given, [GRADCAM], "background"))
         assert sizes == [4]

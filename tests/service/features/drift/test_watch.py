@@ -186,10 +186,12 @@ def test_flat_maps_are_counted(model: ServedModel) -> None:
     assert [*of_metric(metrics, "gradcam_map_count", statistic="border").values()] == [3]
 
 
-async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -> None:
+async def test_a_watch_shows_its_latest_comparison_alone(
+    model: ServedModel, reference: Reference
+) -> None:
     """Not what was compared before, and nothing before and after it."""
     metrics = Metrics()
-    watch = DriftWatch(watched, metrics)
+    watch = DriftWatch(model, metrics, reference)
     note(watch, 100)
     await watch.drift()
     assert len(of_metric(metrics, "gradcam_drift_psi", label="all")) == 9  # without photos
@@ -205,11 +207,11 @@ async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -
     note(watch, 1)
     await watch.drift()
     assert "gradcam_drift_moved{" not in text(metrics)
-    other = DriftWatch(watched, metrics)
+    other = DriftWatch(model, metrics, reference)
     note(other, 100)
     await other.drift()
     assert "gradcam_drift_moved{" in text(metrics)
-    DriftWatch(watched, metrics)
+    DriftWatch(model, metrics, reference)
     assert "gradcam_drift_moved{" not in text(metrics)
 
 
@@ -217,7 +219,7 @@ async def test_a_sample_of_predictions_is_explained(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than a few at a time, and a failure concerns nobody."""
-    watch = DriftWatch(replace(model, explain_sample=0.25), Metrics())
+    watch = DriftWatch(model, Metrics(), sample=0.25)
     numbers = iter([0.3, 0.2, 0.1, 0.0, 0.2])
     monkeypatch.setattr(random, "random", lambda: next(numbers))
     asked: list[Question] = []
@@ -256,13 +258,12 @@ async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> 
 
 
 @pytest.fixture
-def watched(model: ServedModel) -> ServedModel:
-    """The model with a reference whose maps have their heat elsewhere."""
+def reference(model: ServedModel) -> Reference:
+    """A reference whose maps have their heat elsewhere."""
     rows = np.full((200, len(STATISTICS)), 0.5, np.float32)
     rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
     origin = Origin("m", model.weights, "gradcam", model.default, "crop")
-    reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
-    return replace(model, reference=reference)
+    return Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
 
 
 @pytest.fixture
@@ -284,13 +285,13 @@ def note(watch: DriftWatch, count: int, seed: int = 0) -> None:
 
 
 async def test_metrics_catch_up_after_a_burst(
-    watched: ServedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
+    model: ServedModel, reference: Reference, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comparison at once and, for the maps of the pause, one when it is over: no more maps are
     needed for it."""
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.5)
     metrics = Metrics()
-    watch = DriftWatch(watched, metrics)
+    watch = DriftWatch(model, metrics, reference)
     note(watch, 60)
     await until_async(lambda: 'gradcam_drift_moved{model="m"}' in text(metrics))
     assert calls == [60]
@@ -308,9 +309,11 @@ async def test_metrics_catch_up_after_a_burst(
     assert 'gradcam_drift_psi{label="all",model="m",statistic="border"}' in text(metrics)
 
 
-async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) -> None:
+async def test_samples_alone_bring_the_metrics_up_to_date(
+    model: ServedModel, reference: Reference
+) -> None:
     metrics = Metrics()
-    watch = DriftWatch(replace(watched, explain_sample=1.0), metrics)
+    watch = DriftWatch(model, metrics, reference, sample=1.0)
     heats = iter(np.random.default_rng(0).random(60).tolist())
 
     async def explain(question: Question) -> ServedAnswer:
@@ -321,9 +324,11 @@ async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) 
     assert "gradcam_drift_moved{" not in text(metrics)  # of one map nothing is known
 
 
-async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]) -> None:
+async def test_callers_share_a_comparison(
+    model: ServedModel, reference: Reference, calls: list[int]
+) -> None:
     """One who gives up does not take it from the others."""
-    watch = DriftWatch(watched, Metrics())
+    watch = DriftWatch(model, Metrics(), reference)
     note(watch, 70)
     impatient, *others = (asyncio.create_task(watch.drift()) for _ in range(3))
     await settled()
@@ -335,11 +340,11 @@ async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]
 
 
 async def test_a_closed_watch_does_nothing_more(
-    watched: ServedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
+    model: ServedModel, reference: Reference, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither samples nor a comparison that was to come, nor one for a map that comes late."""
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
-    watch = DriftWatch(replace(watched, explain_sample=1.0), Metrics())
+    watch = DriftWatch(model, Metrics(), reference, sample=1.0)
     note(watch, 60)
     await until_async(lambda: calls == [60])
     ended: list[str] = []
@@ -359,7 +364,7 @@ async def test_a_closed_watch_does_nothing_more(
     assert ended == ["cancelled"]
     watch.sample([NOTHING], explain)
     note(watch, 60)
-    idle = DriftWatch(watched, Metrics())  # of which no comparison was to come
+    idle = DriftWatch(model, Metrics(), reference)  # of which no comparison was to come
     await idle.close()
     note(idle, 60)
     await stays_async(lambda: calls == [60], 0.1)
