@@ -46,6 +46,7 @@ from service.core.allocator import keep_memory, settle
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.replicas import Replicas
+from service.features.drift.watch import DriftWatch
 from service.loading.served_model import ServedModel, load
 from service.loading.transforms import Normalisation
 from service.models.catalog import ModelEntry
@@ -257,7 +258,8 @@ async def measure(
             engine = Engine(attached, max_queue=1024, metrics=metrics)
             await inner.enter_async_context(engine)
             await engine.warm()
-            replicas = Replicas([engine], cache_bytes=0, metrics=metrics)
+            watch = DriftWatch(attached, metrics)
+            replicas = Replicas([engine], cache_bytes=0, metrics=metrics, watches=[watch])
             inner.push_async_callback(replicas.close)
             if by_socket:
                 folder = scope.enter_context(tempfile.TemporaryDirectory())

@@ -57,7 +57,7 @@ from service.backend.answers import Prediction, ServedAnswer
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
-from service.engine.watch import Watch
+from service.features.drift.watch import DriftWatch
 from service.loading.served_model import ServedModel
 from service.models.preprocessing import ModelInput
 
@@ -229,7 +229,7 @@ def cost(served: ServedModel) -> dict[str, float]:
 
     # As the service does it, with its metrics: set PROMETHEUS_MULTIPROC_DIR to an empty folder to
     # have them in files, as they are where there are several processes.
-    served_watch = Watch(served, Metrics())
+    served_watch = DriftWatch(served, Metrics())
     found = Explanation(ClassTarget(3), 1.0, 0.5, "gradcam", served.default, values)
     said = ServedAnswer(Prediction(), (found,))
 

@@ -9,10 +9,9 @@ from fastapi import FastAPI
 
 from service.core.metrics import Metrics
 from service.engine.manager import ModelManager
-from service.features import adapters, operations
+from service.features import adapters, journals, operations, watches
 from service.http.app import make_app
 from service.models.catalog import EMBEDDED, ModelEntry
-from service.models.journal import Journal
 from service.settings import Settings
 
 OPERATIONS, ADAPTERS = operations(), adapters()
@@ -23,19 +22,22 @@ def create_app(
     entries: Sequence[ModelEntry] = (EMBEDDED,),
     *,
     again: bool = False,
-    journal: Path | None = None,
+    folder: Path | None = None,
 ) -> FastAPI:
     """Create the app that serves these models. They load when the app starts, not before;
     `app.state.manager` reports their state.
 
     Args:
         again: whether it replaces one whose process has died.
-        journal: the file of the models that are added and removed while the service runs.
+        folder: the folder of what outlives the process; without it, nothing does.
     """
     metrics = Metrics()
     if again:
         metrics.count_restart(entry.name for entry in entries)
-    manager = ModelManager(entries, settings=settings, metrics=metrics, journal=Journal(journal))
+    journal = next((make(folder) for make in journals() if folder), None)
+    manager = ModelManager(
+        entries, settings=settings, metrics=metrics, journal=journal, watches=watches()
+    )
     return make_app(
         settings,
         entries,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.features.administration.settings import AdministrationSettings
 from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
 from service.features.open_inference.settings import OpenInferenceSettings
@@ -21,5 +22,6 @@ class Settings(
     ProbeSettings,
     RemoteImageSettings,
     TraceSettings,
+    AdministrationSettings,
 ):
     """The operator's settings, which `gradcam serve` reads."""

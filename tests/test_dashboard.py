@@ -14,6 +14,7 @@ import yaml
 
 from service.core.metrics import SECONDS, Metrics
 from service.core.tracing import PROBES
+from service.features.drift.metrics import DriftMetrics
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "deploy" / "grafana.json"
@@ -31,7 +32,9 @@ def board() -> dict[str, Any]:
 
 def exposed() -> dict[str, set[str]]:
     """Metric → its series' names, as /metrics has them; when each was made is not told apart."""
-    text = Metrics().render([]).decode()
+    metrics = Metrics()
+    metrics.own(DriftMetrics)
+    text = metrics.render([]).decode()
     families = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     return {
         name: {name + part for part in PARTS[kind]}
@@ -43,7 +46,8 @@ def exposed() -> dict[str, set[str]]:
 def labels() -> dict[str, set[str]]:
     """Metric → the labels that the service gives it."""
     own = {name: set[str]() for name in exposed()}
-    for metric in vars(Metrics()).values():
+    metrics = Metrics()
+    for metric in [*vars(metrics).values(), *vars(metrics.own(DriftMetrics)).values()]:
         for family in metric.describe() if hasattr(metric, "_labelnames") else ():
             for name in own.keys() & {family.name, f"{family.name}_total"}:
                 own[name] = set(metric._labelnames)

@@ -155,8 +155,11 @@ class Backend(Protocol):
                 service drains.
         """
 
-    async def add(self, entry: ModelEntry) -> None:
+    async def add(self, entry: ModelEntry, *, most: int | None = None) -> None:
         """Load one more model in the background.
+
+        Args:
+            most: largest number of models; None sets no limit.
 
         Raises:
             Conflict: if a model of that name exists, or the number of models is at its maximum.

@@ -13,7 +13,7 @@ from cam import CamError, ExplainedImage, Question, TextTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
 from cam.methods.progress import Progress
-from service.backend.answers import Drift, ServedAnswer
+from service.backend.answers import ServedAnswer
 from service.core.pool import Priority
 from service.models.preprocessing import ModelInput
 
@@ -99,8 +99,8 @@ class Explain(Work[ServedAnswer]):
     After it, a method of many passes that has no budget of its own stops and uses the passes that
     it has made."""
     watched: bool = False
-    """Whether the photo is live traffic, by which the model is watched for drift: an ordinary
-    explanation or prediction. What is made to be scored, or by jobs, is not."""
+    """Whether the photo is live traffic, whose answer watches are told: an ordinary explanation or
+    prediction. What is made to be scored, or by jobs, is not."""
     prompts: tuple[str, ...] = ()
 
 
@@ -168,9 +168,3 @@ class ReadText(StepWork[TextTarget]):
     def steps(self, running: Running) -> Steps[TextTarget]:
         yield from ()
         return running.text(self)
-
-
-@dataclass(frozen=True)
-class CompareDrift(Work[Drift]):
-    """Compares the maps that were served lately with those of the model's reference. Its outcome
-    has times and a batch size of 0."""

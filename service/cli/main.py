@@ -21,7 +21,6 @@ from service.features import COMMANDS
 from service.limits.keys import new_key, read_keys
 from service.local.options import Models
 from service.models.catalog import configured
-from service.models.store import copied
 from service.process.listener import listen
 from service.process.supervisor import supervise
 from service.settings import Settings
@@ -125,9 +124,7 @@ def _serve(settings: Settings) -> int:
         ConfigError: if a setting is wrong, or a file that it names.
     """
     with ExitStack() as opened:
-        if settings.models_uri and settings.models is None:
-            folder = opened.enter_context(copied(settings.models_uri))
-            settings = settings.model_copy(update={"models": folder})
+        settings = opened.enter_context(settings.here())
         entries = configured(settings)
         if settings.keys:
             read_keys(settings.keys)  # report a mistake in it before anything starts

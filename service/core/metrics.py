@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -31,8 +31,8 @@ from prometheus_client.samples import Sample
 
 from service import __version__
 
+Own = TypeVar("Own")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-TENTHS = tuple(number / 10 for number in range(1, 11))
 CLEARED = math.nan
 """Value of a gauge's series that no longer has a value; `render` leaves such series out.
 `Gauge.remove` works only if one process keeps the metrics in memory. If several processes keep them
@@ -77,33 +77,6 @@ class Metrics:
             "remembered (from the cache)",
             ["model", "how"],
         )
-        self.map_statistics = histogram(
-            "gradcam_map",
-            "Statistics of the served maps, each 0 to 1, for the classes that became frequent "
-            "first; flat is 1 if the map is the same everywhere, else 0",
-            ["model", "label", "statistic"],
-            buckets=TENTHS,
-        )
-        self.drift = gauge(
-            "gradcam_drift_psi",
-            "Population stability index of the maps' statistics against the model's reference",
-            ["model", "label", "statistic"],
-        )
-        self.drift_moved = gauge(
-            "gradcam_drift_moved",
-            "Statistics of maps that have moved since the model's reference was made",
-            ["model"],
-        )
-        self.drift_unknown = gauge(
-            "gradcam_drift_unknown_ratio",
-            "Share of the latest maps whose classes the model's reference lacks",
-            ["model"],
-        )
-        self.map_labels: defaultdict[str, set[str]] = defaultdict(set)
-        """Model → labels of classes that its maps have been counted with. A series of a histogram
-        stays, also when the model is unloaded and another one takes its name."""
-        self._drift_told: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-        """Model → labels and statistics of `drift` that have a value."""
         self.queue_depth = gauge("gradcam_queue_depth", "Images waiting", ["model"])
         self.admission_limit = gauge(
             "gradcam_admission_limit",
@@ -143,39 +116,21 @@ class Metrics:
         self.connections = gauge("gradcam_connections", "Connections that are open")
         self.count_connections: Callable[[], int] = lambda: 0
         """Returns the number of connections that are open."""
+        self._own: dict[Callable[[CollectorRegistry], Any], Any] = {}
         self._folder = os.environ.get(FOLDER)
         if self._folder is None:
             ProcessCollector(registry=self._registry)
 
-    def tell_drift(
-        self,
-        model: str,
-        psi: Mapping[tuple[str, str], float],
-        *,
-        moved: int | None,
-        unknown: float | None,
-    ) -> None:
-        """Show a comparison of a model's maps with its reference, in place of the former one.
+    def own(self, kind: Callable[[CollectorRegistry], Own]) -> Own:
+        """Return the metrics of a feature, which are made when they are first asked for.
 
         Args:
-            psi: label and statistic → population stability index.
-            moved: number of statistics that have moved; None if that is not known, so that no
-                value is shown.
-            unknown: share of the maps whose classes the reference lacks; None without maps.
+            kind: makes them in a registry.
         """
-        for label, statistic in self._drift_told[model] - psi.keys():
-            self.drift.labels(model=model, label=label, statistic=statistic).set(CLEARED)
-        for (label, statistic), value in psi.items():
-            self.drift.labels(model=model, label=label, statistic=statistic).set(value)
-        self._drift_told[model] = set(psi)
-        self.drift_moved.labels(model=model).set(CLEARED if moved is None else moved)
-        self.drift_unknown.labels(model=model).set(CLEARED if unknown is None else unknown)
-
-    def clear_drift(self, model: str) -> None:
-        """Show no comparison of a model's maps any more."""
-        if model in self._drift_told:
-            self.tell_drift(model, {}, moved=None, unknown=None)
-            del self._drift_told[model]
+        if kind not in self._own:
+            self._own[kind] = kind(self._registry)
+        made: Own = self._own[kind]
+        return made
 
     def measure(self) -> None:
         """Bring those gauges up to date that show what another part of the process counts."""

@@ -4,9 +4,10 @@ them."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -16,6 +17,7 @@ from service.core.errors import ConfigError
 from service.core.pydantic_errors import mistake
 
 PREFIX = "GRADCAM_"
+Entry = TypeVar("Entry")
 FULL_BATCHES = 3
 """Number of full batches that fit: one is prepared, one waits and one is computed."""
 
@@ -44,20 +46,6 @@ class CoreSettings(BaseModel):
         None,
         description="the TOML file that names the models, or a folder that holds either such a "
         "file, named `models.toml`, or one model; without it, the embedded model runs",
-    )
-    models_uri: str | None = Field(
-        None,
-        description="address of such a folder in a store, like `s3://bucket/model`; fsspec copies "
-        "it when the service starts",
-    )
-    model_name: str | None = Field(
-        None,
-        min_length=1,
-        max_length=200,
-        description="name of the only model, whatever the file says",
-    )
-    starts_empty: bool = Field(
-        False, description="start without a model; the platform loads models later"
     )
     max_body_bytes: int = Field(
         10_000_000, ge=1, description="largest request body, counted while it streams in"
@@ -155,14 +143,6 @@ class CoreSettings(BaseModel):
     insecure: bool = Field(
         False, description="listen on an address that others can reach, without keys"
     )
-    allowed_sources: Names = Field(
-        (),
-        description="patterns of sources that an admin may load while the service runs, like "
-        "`torchvision:resnet*`; none: no model can be added",
-    )
-    max_models: int = Field(
-        16, ge=1, description="largest number of models at a time, including added ones"
-    )
     supervise: bool = Field(
         True, description="serve in a separate process, which is replaced when it dies"
     )
@@ -198,17 +178,29 @@ class CoreSettings(BaseModel):
         """
         return ()
 
+    @contextmanager
+    def here(self) -> Iterator[Self]:
+        """Yield the settings with the models on this machine, as long as the block is open.
+
+        Raises:
+            ConfigError: if they cannot be copied.
+        """
+        yield self
+
+    def only_name(self) -> str | None:
+        """Return the name of the only model, whatever its entry says; None changes no name."""
+        return None
+
+    def started(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Return the models with which the service starts, of those that are configured."""
+        return entries
+
     def check_replicas(self, count: int) -> None:
         """Check that several replicas can share what the service keeps.
 
         Raises:
             ConfigError: if they cannot.
         """
-        if self.allowed_sources and count > 1:
-            raise ConfigError(
-                f"allowed_sources={','.join(self.allowed_sources)}: a model that is loaded while "
-                f"the service runs is in one replica alone, and max_replicas is {count}"
-            )
 
     @classmethod
     def implied(cls, environment: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

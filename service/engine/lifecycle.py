@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
 
+from service.backend.watch import MakeWatch, Watch
 from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import ConfigError, one_line
 from service.core.metrics import Metrics
@@ -38,6 +39,7 @@ class ModelLifecycle:
         hang_seconds: seconds after which a batch that still runs counts as hung.
         cache: keeps what is found out about the model for the next start.
         images: number of images that will be explained; None if that is not known.
+        watches: make who is told the answers to live traffic.
         changed: called when the model is loaded, or cannot be, and when a worker has ended or been
             replaced.
     """
@@ -55,6 +57,7 @@ class ModelLifecycle:
         metrics: Metrics,
         cache: DiskCache = OFF,
         images: int | None = None,
+        watches: Sequence[MakeWatch] = (),
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.entry = entry
@@ -79,6 +82,8 @@ class ModelLifecycle:
         # A counter that appears with its first event has no increase, and its alert stays silent.
         metrics.worker_restarts.labels(model=entry.name)
         self._cache = cache
+        self._make_watches = watches
+        self._watches: list[Watch] = []
         self._changed = changed
         self._images = None if entry.runtime == "openvino" else images
         self._open: dict[Engine, AsyncExitStack] = {}
@@ -128,7 +133,12 @@ class ModelLifecycle:
             self.failure = one_line(error)
             self._changed()
             raise
-        self.replicas = Replicas(engines, cache_bytes=self._cache_bytes, metrics=self._metrics)
+        self.replicas = Replicas(
+            engines,
+            cache_bytes=self._cache_bytes,
+            metrics=self._metrics,
+            watches=self._watches,
+        )
         self._changed()
         log.info(
             "model %s ready on %s after %.1f s, default layer %s",
@@ -186,6 +196,10 @@ class ModelLifecycle:
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
         model = await in_own_thread(self._loader, partial(self._load, copy))
+        if not self._watches:  # before the warm-up, so that a mistake in the entry shows soon
+            for make in self._make_watches:
+                watch = partial(make, self.entry, model, self._metrics)
+                self._watches.append(await in_own_thread(self._loader, watch))
         engine = Engine(
             model,
             max_queue=max(self._queue, self._fitting(model.max_batch)),

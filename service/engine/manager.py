@@ -9,6 +9,8 @@ from functools import partial
 from time import monotonic
 
 from service.backend.interface import NO_MODEL, unknown_model
+from service.backend.journal import Journal
+from service.backend.watch import MakeWatch
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable, without_folders
 from service.core.metrics import Metrics
@@ -16,7 +18,6 @@ from service.core.settings import CoreSettings
 from service.engine.lifecycle import ModelLifecycle
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
-from service.models.journal import Journal
 
 LOOK_SECONDS = 0.05
 
@@ -40,6 +41,7 @@ class ModelManager:
             model is converted for OpenVINO.
         journal: keeps what is added and removed. The models that it names are loaded after those of
             the catalog.
+        watches: make who is told the answers to live traffic.
     """
 
     loaded: asyncio.Task[None]
@@ -52,19 +54,21 @@ class ModelManager:
         metrics: Metrics,
         images: int | None = None,
         journal: Journal | None = None,
+        watches: Sequence[MakeWatch] = (),
     ) -> None:
         self._settings = settings
         self._images = images
         self._metrics = metrics
         self._cache = DiskCache(settings.cache)
         self._journal = journal or Journal()
+        self._watches = watches
         self._lifecycles = {
             entry.name: self._lifecycle(entry, essential=True)
             for entry in self._journal.configured(entries)
         }
-        for added in self._journal.added():
-            self._lifecycles[added.entry.name] = self._lifecycle(added.read, essential=False)
-            self._lifecycles[added.entry.name].failure = added.failure
+        for entry, failure in self._journal.added():
+            self._lifecycles[entry.name] = self._lifecycle(entry, essential=False)
+            self._lifecycles[entry.name].failure = failure
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._given_up = 0
@@ -178,15 +182,18 @@ class ModelManager:
             raise Unavailable(f"model {name!r} is {lifecycle.why_not_ready}; try again")
         return lifecycle.replicas
 
-    async def add(self, entry: ModelEntry) -> None:
+    async def add(self, entry: ModelEntry, *, most: int | None = None) -> None:
         """Load one more model in the background.
+
+        Args:
+            most: largest number of models; None sets no limit.
 
         Raises:
             Conflict: if a model of that name exists, or the number of models is at its maximum.
         """
         if entry.name in self._lifecycles:
             raise Conflict(f"there is a model {entry.name!r} already; DELETE it first")
-        if len(self._lifecycles) >= self._settings.max_models:
+        if most is not None and len(self._lifecycles) >= most:
             raise Conflict(
                 f"there are {len(self._lifecycles)} models, which is the maximum; DELETE one first"
             )
@@ -255,6 +262,7 @@ class ModelManager:
             metrics=self._metrics,
             cache=self._cache,
             images=self._images,
+            watches=self._watches,
             changed=self._tell,
         )
 

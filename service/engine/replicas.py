@@ -15,12 +15,12 @@ from cam.agreement import Fidelity
 from cam.methods.progress import Progress
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
-from service.backend.work import CompareDrift, Explain, Value, Work
+from service.backend.watch import Watch, WatchWork
+from service.backend.work import Explain, Value, Work
 from service.core.choices import Runtime
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.response_cache import ResponseCache
-from service.engine.watch import Watch
 from service.loading.served_model import ServedModel
 from service.models.preprocessing import ModelInput
 
@@ -34,13 +34,20 @@ class Replicas:
     Args:
         engines: at least one engine, all of the same model; the caller enters and leaves them.
         cache_bytes: size of the cache of answers, in bytes.
+        watches: who is told the answers to live traffic; they are closed with this object.
     """
 
-    def __init__(self, engines: list[Engine], *, cache_bytes: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        engines: list[Engine],
+        *,
+        cache_bytes: int,
+        metrics: Metrics,
+        watches: Sequence[Watch] = (),
+    ) -> None:
         self.engines = tuple(engines)
         self._metrics = metrics
-        model = engines[0].model
-        self.watch = Watch(model, metrics, sample=model.explain_sample)
+        self._watches = watches
         self._response_cache: ResponseCache[Outcome[ServedAnswer], Progress] = ResponseCache(
             cache_bytes, _bytes_of
         )
@@ -51,7 +58,8 @@ class Replicas:
 
     async def close(self) -> None:
         """End what is done in the background, such as explaining samples; the engines go on."""
-        await self.watch.close()
+        for watch in self._watches:
+            await watch.close()
 
     @property
     def model(self) -> ServedModel:
@@ -111,8 +119,8 @@ class Replicas:
         """Do a piece of work on the engine that is free first: see `ModelBackend.ask`."""
         if isinstance(work, Explain):
             return cast(Outcome[Value], await self._explain(work, progress))
-        if isinstance(work, CompareDrift):
-            return cast(Outcome[Value], Outcome(await self.watch.drift(), 0.0, 0.0, 0))
+        if isinstance(work, WatchWork):
+            return Outcome(await work.result(self._watches), 0.0, 0.0, 0)
         engine = self._idlest(type(work))
         return await engine.begin(work, progress=progress)
 
@@ -175,9 +183,8 @@ class Replicas:
         if how == "made":
             self._queued(outcome)
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
-        watched = work.watched and not work.prompts  # the classes are others
-        if how == "made" and watched and self.watch.watches(work.seen):
-            self._watch(work.seen, asked, outcome.value)
+        if how == "made" and work.watched and not work.prompts:  # with prompts, classes are others
+            self._tell(work.seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
 
     def _queued(self, outcome: Outcome[ServedAnswer]) -> Outcome[ServedAnswer]:
@@ -185,15 +192,15 @@ class Replicas:
         self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
         return outcome
 
-    def _watch(self, seen: ModelInput, questions: Sequence[Question], answer: ServedAnswer) -> None:
-        """Record an answer to live traffic."""
+    def _tell(self, seen: ModelInput, questions: Sequence[Question], answer: ServedAnswer) -> None:
+        """Tell the watches an answer to live traffic."""
 
         async def explain(question: Question) -> ServedAnswer:
             work = Explain(seen, (question,), "background", watched=True)
             return (await self._idlest().begin(work)).value
 
-        self.watch.note(questions, answer, seen.pixels)
-        self.watch.sample(questions, explain, seen.pixels)
+        for watch in self._watches:
+            watch.answered(seen, questions, answer, explain)
 
     def _idlest(self, kind: type[Work[Any]] = Explain) -> Engine:
         """Return the engine with the lowest load; for a kind of work of which only a few run at a

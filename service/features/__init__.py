@@ -2,8 +2,10 @@
 
 An operation is what a model does with images: from the list come the routes, what they require of a
 caller, and what `openapi/openapi.json` says. An adapter adds to the app: routes of other resources,
-such as jobs, or another way in, such as a platform's contract. A command is one of `gradcam`.
-Nothing below this package knows of a feature, and `pyproject.toml` says which of them needs which.
+such as jobs, or another way in, such as a platform's contract. A command is one of `gradcam`. In
+the process of the models, a journal is told which of them are added and removed, and a watch is
+told the answers to live traffic. Nothing below this package knows of a feature, and
+`pyproject.toml` says which of them needs which.
 
 `operations` and `adapters` are functions, so that the command line and the client import no feature
 that they do not use.
@@ -14,6 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from service.backend.journal import Journal
+    from service.backend.watch import MakeWatch
     from service.http.adapter import Adapter
     from service.http.operation import Operation
 
@@ -33,6 +40,7 @@ WORK: Final = (
     "service.features.activations.work",
     "service.features.answers.work",
     "service.features.audit.work",
+    "service.features.drift.work",
 )
 """Modules of what only one feature asks of a model. The process of the models imports them."""
 
@@ -63,7 +71,9 @@ def operations() -> tuple[Operation[Any, Any], ...]:
 
 def adapters() -> tuple[Adapter, ...]:
     """Return what is added to the app. Where two of them know a path, the later one has it."""
+    from service.features.administration.adapter import administration
     from service.features.audit.kind import audits
+    from service.features.drift.adapter import drift
     from service.features.forwarded.adapter import forwarded
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2
@@ -85,4 +95,24 @@ def adapters() -> tuple[Adapter, ...]:
         vertex,
         kserve,
         forwarded,
+        administration,
+        drift,
     )
+
+
+def journals() -> list[Callable[[Path], Journal]]:
+    """Return what keeps the added and the removed models, in a folder that outlives a process."""
+    from service.features.administration.journal import FileJournal
+
+    return [
+        FileJournal,
+    ]
+
+
+def watches() -> list[MakeWatch]:
+    """Return what makes those who are told the answers to live traffic, one for each model."""
+    from service.features.drift.watch import watch_of
+
+    return [
+        watch_of,
+    ]

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from cam import METHODS
-from cam.drift.shift import Shift, TooFew
-from service.backend.answers import Drift
 from service.backend.interface import NO_MODEL, Backend
-from service.backend.work import CompareDrift
 from service.core import model_schemas
 from service.core.errors import Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
-from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.http.access import needs
 from service.http.contract import answers
-from service.models.labels import Labels
 from service.pipeline.json_records import describe_input
 
 OF_A_MODEL = (401, 404, 424, 503)
 """Statuses of the errors of routes that describe one model."""
-NO_REFERENCE: Final = (
-    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
-    "`reference` in the model's entry names it"
-)
 
 
 def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
@@ -74,17 +63,6 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
         response_model_exclude_none=True,
         responses=answers(model_schemas.LayerList, problems=OF_A_MODEL),
     )(routes.list_layers)
-    router.get(
-        "/v1/models/{model:model}/drift",
-        tags=["models"],
-        summary="Whether the maps of a live model have moved",
-        description=(
-            "Compares the latest maps that the model served with those of its reference, for each "
-            "class and for all together. Without a reference (see `gradcam reference`), it only "
-            "counts maps."
-        ),
-        responses=answers(model_schemas.DriftDescription, problems=OF_A_MODEL),
-    )(routes.get_drift)
     return router
 
 
@@ -174,36 +152,3 @@ class AboutRoutes:
                 for layer in served.layers
             ]
         )
-
-    @needs("read")
-    async def get_drift(self, model: str) -> model_schemas.DriftDescription:
-        replicas = self._manager.replicas(model)
-        drift = (await replicas.ask(CompareDrift())).value
-        return describe_drift(drift, replicas.model.labels)
-
-
-def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
-    """Return the JSON schema object of a drift."""
-    comparison = drift.comparison
-
-    def told(found: Shift | TooFew) -> dict[str, Any]:
-        label = None if found.index is None else labels.name(found.index)
-        return {**vars(found), "label": label, "sentence": found.sentence(label)}
-
-    ordered = (
-        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
-        if comparison
-        else []
-    )
-    return DriftDescription(
-        **vars(drift.origin),
-        **vars(drift),
-        window=drift.size,
-        moved=None if comparison is None else comparison.has_moved,
-        missing=NO_REFERENCE if comparison is None else comparison.missing,
-        unknown=None if comparison is None else comparison.unknown,
-        shifts=[ShiftDescription(**told(one)) for one in ordered],
-        too_few=[TooFewDescription(**told(few)) for few in comparison.too_few]
-        if comparison
-        else [],
-    )

@@ -19,7 +19,6 @@ from service.backend.interface import Backend
 from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
-from service.http.administration import AdministrationRoutes
 from service.http.guard import Guard
 from service.http.reception import Choose, Fetch, Reception
 from service.limits.admission import Admission
@@ -43,7 +42,6 @@ class AppParts:
     counts: ServiceCounts
     pipeline: Pipeline
     reception: Reception
-    administration: AdministrationRoutes
     body_budget: BodyBudget
     admission: Admission
     is_first: bool

@@ -37,7 +37,6 @@ from service.core.threads import one_each
 from service.http.about import make_about_router
 from service.http.access import AccessTable, needs
 from service.http.adapter import Adapter, Added, AppParts, Middleware
-from service.http.administration import AdministrationRoutes, make_administration_router
 from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
@@ -124,9 +123,6 @@ def make_app(
     )
     reception = Reception(manager=manager, admission=admission, settings=settings)
 
-    # A configured model that was removed may be added again.
-    sources = [*settings.allowed_sources, *(entry.source for entry in entries)]
-    administration = AdministrationRoutes(manager, admission, sources)
     parts = AppParts(
         settings,
         entries,
@@ -135,7 +131,6 @@ def make_app(
         counts,
         pipeline,
         reception,
-        administration,
         body_budget,
         admission,
         is_first,
@@ -167,7 +162,6 @@ def make_app(
         make_about_router(manager=manager, metrics=metrics),
         make_operations_router(operations, reception=reception, pipeline=pipeline),
         *chain.from_iterable(added.routers for added in additions),
-        make_administration_router(administration),
     ):
         app.include_router(router)
     guard = Guard(

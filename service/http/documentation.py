@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from service.http.contract import takes
-from service.models.catalog import NewModel
-
 DESCRIPTION: Final = """\
 Explains what vision models look at: class activation maps of PyTorch models over HTTP.
 
@@ -25,5 +22,3 @@ TAGS: Final = [
     {"name": "models", "description": "What is served."},
     {"name": "operations", "description": "Health and metrics."},
 ]
-
-ADD_MODEL: Final = takes(body=NewModel, example={"name": "r50", "source": "torchvision:resnet50"})

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from time import perf_counter
-from typing import Concatenate, Final, ParamSpec, TypeVar, get_args
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import torch
 from PIL import Image
@@ -26,7 +26,6 @@ from cam import (
     resolve_reading,
 )
 from cam.answers.vision_language import TRIAL
-from cam.drift.reference import Reference, read_reference
 from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
@@ -50,9 +49,9 @@ from service.loading.sources import Answering, Built, answering_of, build, check
 from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
 from service.models.catalog import ModelEntry
-from service.models.info import LayerInfo, ModelInfo, unwatchable, watchable
+from service.models.info import LayerInfo, ModelInfo, usable_layer
 from service.models.labels import Labels, read_labels
-from service.models.preprocessing import Fit, Preprocessing
+from service.models.preprocessing import Preprocessing
 from service.models.sources import source_of
 
 OWN_PROCESSOR: Final = Preprocessing(
@@ -91,10 +90,6 @@ class ServedModel(ModelInfo):
     """The ways to compute maps of the default layer faster, which have not been tried yet."""
     answering: VisionLanguageModel | None = None
     """The model with its processor, if it answers questions."""
-    reference: Reference | None = None
-    """The statistics of the maps of good photos; None if the model's entry names none."""
-    explain_sample: float = 0.0
-    """Share of predictions that are explained to watch the model."""
     exact: bool
     """Whether only a path may be used whose maps are the exact ones up to rounding."""
     kept: KeyedCache
@@ -216,8 +211,6 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         fingerprint=f"{fingerprint}-{audited.digest[:8]}" if audited else fingerprint,
         takes_text=hasattr(module, "text_target"),
         audited=audited,
-        reference=_reference(entry, fingerprint, layers, cannot, preprocessing.default_fit),
-        explain_sample=entry.explain_sample,
     )
 
 
@@ -589,7 +582,7 @@ def _default_layer(
         except NoTargetLayer as error:
             log.warning("model %s has no default layer: %s", entry.name, error)
             return None, str(error)
-    return _usable(entry, "layer", entry.layer, layers), None
+    return usable_layer(entry, "layer", entry.layer, layers), None
 
 
 def _declared(
@@ -599,7 +592,7 @@ def _declared(
     own = dict(built.method_layers) if entry.layer == "auto" else {}
     _check_methods(entry)
     for method, layer in entry.method_layers.items():
-        own[method] = _usable(entry, "method_layers", layer, layers)
+        own[method] = usable_layer(entry, "method_layers", layer, layers)
     return {AUTO_LAYER: default, **own} if default else own
 
 
@@ -638,69 +631,8 @@ def _audited(
         raise entry.mistake("audit", str(error)) from None
     if methods is METHODS and METHODS[audited.method].at == "layer":
         for name in audited.layer.split(" + "):
-            _usable(entry, "audit", name, layers)
+            usable_layer(entry, "audit", name, layers)
     return audited
-
-
-def _reference(
-    entry: ModelEntry,
-    fingerprint: str,
-    layers: tuple[Layer, ...],
-    cannot: dict[str, str],
-    default_fit: Fit,
-) -> Reference | None:
-    if entry.reference is None:
-        return None
-    file = entry.path(entry.reference)
-    try:
-        reference = read_reference(file)
-    except CamError as error:
-        raise entry.mistake("reference", str(error)) from None
-    if reference.origin.weights != fingerprint:
-        raise entry.mistake(
-            "reference",
-            f"{file} was made with other weights or settings: its fingerprint is "
-            f"{reference.origin.weights!r:.60}, and the model's is {fingerprint}; make it again",
-        )
-    method, able = reference.origin.method, ", ".join(watchable(cannot))
-    if method not in METHODS:
-        raise entry.mistake(
-            "reference",
-            f"{file} has maps of {method!r:.60}, which is not a method; it can be {able}",
-        )
-    if reason := unwatchable(method, cannot):
-        raise entry.mistake(
-            "reference",
-            f"{file} has maps of {method}, which are not watched: {reason}; it can be {able}",
-        )
-    if reference.origin.fit not in get_args(Fit):
-        fits = ", ".join(get_args(Fit))
-        raise entry.mistake(
-            "reference", f"{file} has maps of fit {reference.origin.fit!r:.60}; it can be {fits}"
-        )
-    _usable(entry, "reference", reference.origin.layer, layers)
-    if (fit := reference.origin.fit) != default_fit:
-        log.warning(
-            "model %s: the reference %s has maps of photos with fit=%s, and fit=%s is this model's "
-            "default: only requests with fit=%s are watched; make the reference again, or set fit "
-            "in the entry",
-            entry.name, file, fit, default_fit, fit,
-        )  # fmt: skip
-    return reference.thinned()
-
-
-def _usable(entry: ModelEntry, key: str, name: str, layers: tuple[Layer, ...]) -> str:
-    for layer in layers:
-        if layer.name == name:
-            if layer.problem is None:
-                return layer.name
-            raise entry.mistake(key, f"no map can be made at {layer.name!r}: {layer.problem}")
-    usable = [layer.name for layer in layers if layer.explainable][-5:]
-    raise entry.mistake(
-        key,
-        f"the model has no layer {name!r}; among its last are {', '.join(usable)}"
-        f"{did_you_mean(name, (layer.name for layer in layers))}",
-    )
 
 
 def _class_count(said: Output) -> int | None:

@@ -64,12 +64,10 @@ async def local_session(
     # The users of a session limit the images in progress themselves, so the queue refuses none; and
     # the cache of answers is useless, because no question is asked twice.
     settings = settings.model_copy(update={"max_queue": UNBOUNDED, "cache_bytes": 0})
-    entries = read_catalog(settings.models, name=settings.model_name)
+    entries = read_catalog(settings.models, name=settings.only_name())
     wanted = model or entries[0].name
     chosen = [entry for entry in entries if entry.name == wanted] or list(entries)
-    chosen = [
-        entry.model_copy(update={"reference": None, "explain_sample": 0.0}) for entry in chosen
-    ]
+    chosen = [entry.model_copy(update={"reference": None}) for entry in chosen]
     if spread:
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()

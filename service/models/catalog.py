@@ -353,8 +353,7 @@ def configured(settings: CoreSettings) -> tuple[ModelEntry, ...]:
     Raises:
         ConfigError: see `read_catalog`.
     """
-    entries = read_catalog(settings.models, name=settings.model_name)
-    return () if settings.starts_empty else entries
+    return settings.started(read_catalog(settings.models, name=settings.only_name()))
 
 
 def entry_named(entries: Sequence[ModelEntry], name: str) -> ModelEntry:

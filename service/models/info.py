@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from cam import METHODS
+from cam.errors import did_you_mean
 from service.core.choices import Activation, Dtype, ModelKind
 from service.core.errors import UnknownLayer
 from service.models.audited import Audited
+from service.models.catalog import ModelEntry
 from service.models.labels import Labels
 from service.models.preprocessing import Preprocessing
+
+if TYPE_CHECKING:
+    from cam.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -122,21 +127,22 @@ class ModelInfo:
         return self.method_layers.get(method) or (self.default,)
 
 
-def unwatchable(method: str, unsuited: Mapping[str, str]) -> str | None:
-    """Return the reason why maps of a method cannot be watched for drift, as a clause; None if they
-    can: if the method makes maps at a layer in the pass that explains a batch.
+def usable_layer(
+    entry: ModelEntry, key: str, name: str, layers: Sequence[Layer | LayerInfo]
+) -> str:
+    """Return the name of a layer that a key of an entry names, if maps can be made at it.
 
-    Args:
-        method: a name in `METHODS`.
-        unsuited: see `ModelInfo.unsuited`.
+    Raises:
+        ConfigError: if not.
     """
-    if METHODS[method].at == "input":
-        return "its maps are at the input and not at a layer"
-    if METHODS[method].formula == "steps":
-        return "it needs passes of its own"
-    return unsuited.get(method)
-
-
-def watchable(unsuited: Mapping[str, str]) -> list[str]:
-    """Return the methods whose maps can be watched for drift: see `unwatchable`."""
-    return [name for name in METHODS if unwatchable(name, unsuited) is None]
+    for layer in layers:
+        if layer.name == name:
+            if layer.problem is None:
+                return layer.name
+            raise entry.mistake(key, f"no map can be made at {layer.name!r}: {layer.problem}")
+    names = [layer.name for layer in layers if layer.explainable][-5:]
+    raise entry.mistake(
+        key,
+        f"the model has no layer {name!r}; among its last are {', '.join(names)}"
+        f"{did_you_mean(name, (layer.name for layer in layers))}",
+    )

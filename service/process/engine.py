@@ -15,9 +15,8 @@ from service.core.allocator import give_back_memory, keep_memory, settle
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.engine.manager import ModelManager
-from service.features import WORK
+from service.features import WORK, journals, watches
 from service.models.catalog import ModelEntry
-from service.models.journal import Journal
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.running import end_at_once, run_until_done, why_not_loaded
 from service.rpc.server import BackendServer
@@ -31,21 +30,21 @@ def run(
     settings: CoreSettings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
-    journal: Path,
+    folder: Path,
     heartbeat: Heartbeat,
 ) -> int:
     """Serve the models to other processes until told to stop.
 
     Args:
         listening: the Unix socket at which the other processes connect.
-        journal: the file of the models that are added and removed while the service runs.
+        folder: the folder that the processes of the service share.
 
     Returns:
         The process's exit code, as `service.process.server.run` returns it.
     """
     keep_memory()
     return run_until_done(
-        settings, lambda: _serve(settings, entries, listening, journal, heartbeat), heartbeat
+        settings, lambda: _serve(settings, entries, listening, folder, heartbeat), heartbeat
     )
 
 
@@ -53,7 +52,7 @@ async def _serve(
     settings: CoreSettings,
     entries: tuple[ModelEntry, ...],
     listening: socket.socket,
-    journal: Path,
+    folder: Path,
     heartbeat: Heartbeat,
 ) -> int:
     loop, stopping, forced = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -69,7 +68,10 @@ async def _serve(
     metrics = Metrics()
     if heartbeat.again:
         metrics.count_restart(entry.name for entry in entries)
-    manager = ModelManager(entries, settings=settings, metrics=metrics, journal=Journal(journal))
+    journal = next((make(folder) for make in journals()), None)
+    manager = ModelManager(
+        entries, settings=settings, metrics=metrics, journal=journal, watches=watches()
+    )
     server = BackendServer(manager, listening)
     manager.subscribe(server.tell)
     async with manager, server:

@@ -36,7 +36,6 @@ from service.core.metrics import FOLDER
 from service.features import SUPERVISED
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
-from service.models.journal import NAME as JOURNAL
 from service.models.sources import source_of
 from service.process.child import Child
 from service.process.heartbeat import COUNTS, ENGINE, Heartbeat, Readiness
@@ -160,7 +159,7 @@ class _Supervisor:
                 "the serving process",
                 context,
                 _live,
-                (settings, entries, self._listening, folder / JOURNAL),
+                (settings, entries, self._listening, folder),
                 listening=self._note_open,
                 ended=self._note_closed,
             )
@@ -185,7 +184,7 @@ class _Supervisor:
             "the engine",
             context,
             _live_engine,
-            (settings, entries, calls, folder / JOURNAL),
+            (settings, entries, calls, folder),
             ended=partial(_bury, folder),
         )
 
@@ -322,7 +321,7 @@ def _live(
     settings: Settings,
     entries: Entries,
     listening: socket.socket,
-    journal: Path,
+    folder: Path,
     again: bool,
     sending: Connection,
 ) -> None:
@@ -332,7 +331,7 @@ def _live(
     from service.process.server import run
 
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone, which passes it on
-    make = partial(create_app, settings, entries, again=again, journal=journal)
+    make = partial(create_app, settings, entries, again=again, folder=folder)
     raise SystemExit(run(make, settings, listening, Heartbeat(sending, again=again)))
 
 
@@ -340,7 +339,7 @@ def _live_engine(
     settings: Settings,
     entries: Entries,
     calls: socket.socket,
-    journal: Path,
+    folder: Path,
     again: bool,
     sending: Connection,
 ) -> None:
@@ -348,7 +347,7 @@ def _live_engine(
     from service.process.engine import run
 
     os.setsid()
-    raise SystemExit(run(settings, entries, calls, journal, Heartbeat(sending, again=again)))
+    raise SystemExit(run(settings, entries, calls, folder, Heartbeat(sending, again=again)))
 
 
 def _live_door(

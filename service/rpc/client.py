@@ -152,10 +152,9 @@ class RemoteBackend:
             raise copy(state.problem)  # each raise adds a traceback to the exception
         return RemoteModel(self, name, state)
 
-    async def add(self, entry: ModelEntry) -> None:
-        await self.call(
-            entry.name, Add(entry.model_dump_json(exclude_unset=True), str(entry.file or ""))
-        )
+    async def add(self, entry: ModelEntry, *, most: int | None = None) -> None:
+        sent = entry.model_dump_json(exclude_unset=True)
+        await self.call(entry.name, Add(sent, str(entry.file or ""), most))
 
     async def remove(self, name: str, in_work: Callable[[], int] = lambda: 0) -> None:
         self._require_known(name)

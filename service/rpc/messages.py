@@ -30,6 +30,8 @@ class Add:
     """The model's entry, in JSON."""
     file: str = ""
     """Path of the file that the entry was read from, "" if none."""
+    most: int | None = None
+    """Largest number of models."""
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,8 @@ class _Connection:
         work = call.work
         if isinstance(work, Add):
             entry = ModelEntry.model_validate_json(work.entry)
-            await self._backend.add(entry.of_file(Path(work.file) if work.file else None))
+            entry = entry.of_file(Path(work.file) if work.file else None)
+            await self._backend.add(entry, most=work.most)
         elif isinstance(work, Remove):
             await self._remove(call)
         else:

@@ -18,11 +18,12 @@ from cam.evaluation.similarity import Similarity
 from cam.methods import Method
 from cam.methods.progress import Completeness, Passes, Progress
 from cam.observations import Statistics
-from service.backend.answers import Drift
 from service.core import model_schemas, schemas
 from service.features.activations.schemas import SignalDescription
 from service.features.answers import schemas as answers
 from service.features.audit.schemas import SimilarityRecord
+from service.features.drift import schemas as drift
+from service.features.drift.work import Drift
 from service.models.audited import Audited
 from service.models.info import LayerInfo, ModelInfo
 
@@ -51,10 +52,10 @@ from service.models.info import LayerInfo, ModelInfo
         (model_schemas.FidelityDescription, [Fidelity], ""),
         (model_schemas.AuditedMethod, [Audited], ""),
         (model_schemas.LayerDescription, [LayerInfo], "output_shape explainable reason default"),
-        (model_schemas.ShiftDescription, [Shift], "label sentence"),
-        (model_schemas.TooFewDescription, [TooFew], "label sentence"),
+        (drift.ShiftDescription, [Shift], "label sentence"),
+        (drift.TooFewDescription, [TooFew], "label sentence"),
         (
-            model_schemas.DriftDescription,
+            drift.DriftDescription,
             [Drift, Origin],
             "window moved missing unknown shifts too_few",
         ),

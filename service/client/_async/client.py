@@ -30,6 +30,7 @@ from service.client.tasks import Later, call_blocking, call_early, concurrent_ma
 from service.core import model_schemas, schemas
 from service.core.choices import JobState
 from service.features.answers import schemas as answer_schemas
+from service.features.drift.schemas import DriftDescription
 from service.features.jobs.schemas import JobDocument, JobList
 
 P = TypeVar("P", bound=Photo)
@@ -122,12 +123,12 @@ class AsyncClient:
         answer = await self._line.send(calls.get(f"{path}/layers"))
         return answers.parsed(model_schemas.LayerList, answer.body).layers
 
-    async def drift(self, name: str | None = None) -> model_schemas.DriftDescription:
+    async def drift(self, name: str | None = None) -> DriftDescription:
         """Whether a model's maps still look as those of its reference; `made` is None if it has
         none."""
         path = calls.model_path(await self._named(name))
         answer = await self._line.send(calls.get(f"{path}/drift"))
-        return answers.parsed(model_schemas.DriftDescription, answer.body)
+        return answers.parsed(DriftDescription, answer.body)
 
     async def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]

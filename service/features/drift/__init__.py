@@ -1,1 +1,1 @@
-"""`gradcam reference`: the statistics of good photos' maps, with which live maps are compared."""
+"""Drift: the maps that a live model serves are compared with a reference of good photos' maps."""

@@ -30,8 +30,8 @@ from service.core.settings import CoreSettings
 from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.work import raise_last
+from service.features.drift.of_entry import unwatchable, watchable
 from service.local.session import LocalSession, local_session
-from service.models.info import unwatchable, watchable
 from service.models.labels import Labels
 from service.pipeline.images import decoders_heard
 from service.pipeline.instances import Instance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
+from service.features.administration.routes import AdministrationRoutes
 from service.features.open_inference.inference import Inference
 from service.features.open_inference.routes import Repository, make_open_inference_router
 from service.features.open_inference.settings import OpenInferenceSettings
@@ -17,7 +18,7 @@ def v2(parts: AppParts) -> Added:
     manager, settings = parts.manager, parts.settings
     assert isinstance(settings, OpenInferenceSettings)
     inference = Inference(parts.reception, parts.pipeline, manager)
-    repository = Repository(manager, parts.administration, parts.entries)
+    repository = Repository(manager, AdministrationRoutes(parts), parts.entries)
     statistics = AnswerCounts(manager, parts.metrics)
 
     def grpc(guard: Guard) -> AbstractAsyncContextManager[None]:

@@ -26,6 +26,7 @@ from service.core.errors import (
 )
 from service.core.json_text import read_json, validate_json
 from service.core.pydantic_errors import mistake
+from service.features.administration.routes import AdministrationRoutes, read_entry
 from service.features.open_inference.inference import (
     EVERY,
     VERSION,
@@ -37,7 +38,6 @@ from service.features.open_inference.inference import (
 from service.features.open_inference.statistics import AnswerCounts
 from service.features.open_inference.tensors import Tensor, from_list, from_raw
 from service.http.access import needs
-from service.http.administration import AdministrationRoutes, read_entry
 from service.http.reception import Reception, deadline, while_connected
 from service.models.catalog import ModelEntry
 

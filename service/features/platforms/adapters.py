@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
+from service.features.administration.routes import AdministrationRoutes
 from service.features.platforms.addresses import PlatformAddresses, native_path
 from service.features.platforms.sagemaker import (
     Invocations,
@@ -44,7 +45,7 @@ def sagemaker(parts: AppParts) -> Added | None:
         return found[0] if found else None
 
     router = make_sagemaker_router(
-        manager=manager, administration=parts.administration, settings=settings
+        manager=manager, administration=AdministrationRoutes(parts), settings=settings
     )
     return Added([router], native, [(Invocations, {"manager": manager, "several": several})])
 

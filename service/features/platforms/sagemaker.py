@@ -37,11 +37,11 @@ from service.core.errors import (
 )
 from service.core.json_text import validate_json
 from service.core.pydantic_errors import mistake
+from service.features.administration.routes import MAX_BYTES, WORDS, AdministrationRoutes
 from service.features.platforms.addresses import answers, at
 from service.features.platforms.bodies import as_instances
 from service.features.platforms.settings import PlatformSettings
 from service.http.access import needs
-from service.http.administration import MAX_BYTES, WORDS, AdministrationRoutes
 from service.models.catalog import NAME, ModelEntry, read_catalog
 from service.models.sources import source_of
 

@@ -8,15 +8,16 @@ platform's router chooses the name in `Host`, which is therefore not judged.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.core.settings import CoreSettings
+from service.features.administration.settings import AdministrationSettings
 
 Environment = Mapping[str, str]
 EXPLAIN: Final = "/v1/models/{model}:explain"
@@ -141,9 +142,20 @@ def _absolute(given: dict[str, str]) -> dict[str, str]:
 Routes = Annotated[dict[str, str], BeforeValidator(_routes), AfterValidator(_absolute)]
 
 
-class PlatformSettings(CoreSettings):
+class PlatformSettings(AdministrationSettings):
     """Which platform's contract the service follows, and where."""
 
+    models_uri: str | None = Field(
+        None,
+        description="address of such a folder in a store, like `s3://bucket/model`; fsspec copies "
+        "it when the service starts",
+    )
+    model_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="name of the only model, whatever the file says",
+    )
     load_folder: Path = Field(
         Path("/opt/ml/models"),
         description="folder from which SageMaker may load models, on an endpoint with several "
@@ -165,6 +177,19 @@ class PlatformSettings(CoreSettings):
         description="host of a predictor with KServe's V1 protocol; it is asked for the class to "
         "explain if a request names none",
     )
+
+    @contextmanager
+    def here(self) -> Iterator[Self]:
+        with super().here() as settings, ExitStack() as opened:
+            if self.models_uri and self.models is None:
+                from service.features.platforms.store import copied
+
+                folder = opened.enter_context(copied(self.models_uri))
+                settings = settings.model_copy(update={"models": folder})
+            yield settings
+
+    def only_name(self) -> str | None:
+        return self.model_name
 
     @classmethod
     def implied(cls, environment: Environment, given: Mapping[str, Any]) -> dict[str, Any]:

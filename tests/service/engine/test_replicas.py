@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from cam import ClassTarget, Question
-from cam.drift.origin import Origin
-from cam.drift.reference import Reference
 from service.app import create_app
-from service.backend.work import CompareDrift, Explain
+from service.backend.work import Explain
 from service.core.errors import ConfigError, Unexplainable
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
@@ -32,7 +29,6 @@ from service.models.preprocessing import ModelInput
 from service.settings import Settings
 from tests.cam.nets import hook_count
 from tests.service.conftest import encoded, noise, wait_until_ready
-from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -68,10 +64,6 @@ def photo(seed: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-async def recorded(replicas: Replicas) -> int:
-    return (await replicas.ask(CompareDrift())).value.recorded
-
-
 async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
     sizes = [0, 0]
     for turn, engine in enumerate(replicas.engines):
@@ -93,64 +85,6 @@ async def test_work_goes_to_whichever_has_least(replicas: Replicas) -> None:
         for one, other in zip(outcome.value.explanations, alone.value.explanations, strict=True):
             np.testing.assert_allclose(one.map, other.map, atol=1e-5 * float(other.map.max()))
     assert all(hook_count(engine.model.module) == 0 for engine in replicas.engines)
-
-
-async def test_photos_that_are_fitted_in_another_way_are_not_watched() -> None:
-    """Their maps are others, though the model and the question are the same."""
-    model = load(TWO.copies[0])
-    origin = Origin("tiny", model.weights, "gradcam", "relu2", "pad")
-    reference = Reference(
-        origin, datetime.now(UTC), np.zeros(1, np.int32), np.full((1, 8), 0.5, np.float32)
-    )
-    for watched, expected in ((model, [1, 1, 1]), (replace(model, reference=reference), [0, 1, 1])):
-        async with Engine(watched, max_queue=64, metrics=Metrics()) as engine:
-            replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
-            found = []
-            for fit in ("squash", "pad", "crop"):
-                given = watched.preprocessing.apply(photo(1), fit)
-                await replicas.ask(Explain(given, [GRADCAM], watched=True))
-                found.append(await recorded(replicas))
-            assert found == expected
-
-
-async def test_only_live_traffic_is_watched(replicas: Replicas) -> None:
-    given = replicas.model.preprocessing.apply(photo(1), "auto")
-    await replicas.ask(Explain(given, [GRADCAM]))
-    assert await recorded(replicas) == 0
-    given = replicas.model.preprocessing.apply(photo(2), "auto")
-    await replicas.ask(Explain(given, [GRADCAM], watched=True))
-    assert await recorded(replicas) == 1
-
-
-async def test_a_sample_for_the_watch_costs_the_passes_of_one_image() -> None:
-    """Unlike an answer of a job, whose passes have four images, so that it is repeatable."""
-    model = replace(load(TWO.copies[0]), explain_sample=1.0)
-    sizes: list[int] = []
-    model.module.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
-    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
-        replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
-        given = model.preprocessing.apply(photo(1), "auto")
-        await replicas.ask(Explain(given, [GRADCAM], "background"))
-        assert sizes == [4]
-        sizes.clear()
-        await replicas.ask(Explain(given, watched=True))
-        await until_async(lambda: len(sizes) > 1)
-    assert sizes == [1, 1]
-
-
-@pytest.mark.parametrize("first", ["gradcam", "scorecam"])
-async def test_what_is_watched_does_not_depend_on_the_order_of_methods(
-    replicas: Replicas, first: str
-) -> None:
-    """The methods of later groups are asked for the class that the first one explained."""
-    given = replicas.model.preprocessing.apply(photo(1), "auto")
-    other = replace(GRADCAM, method="scorecam", budget=4)
-    questions = sorted([GRADCAM, other], key=lambda each: each.method != first)
-    for number, target in enumerate([ClassTarget(), ClassTarget(1)]):
-        asked = [replace(each, targets=(target,)) for each in questions]
-        outcome = await replicas.ask(Explain(given, asked, watched=True))
-        assert outcome.value.explanations[0].method == first
-        assert await recorded(replicas) == 1, number
 
 
 async def test_the_same_question_is_answered_once(replicas: Replicas) -> None:

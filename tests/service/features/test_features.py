@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import service.features
 from service import app
 from service.backend.interface import Listener
+from service.backend.watch import WatchWork
 from service.backend.work import Pixels, Running, Steps, StepWork, Work
 from service.cli.main import cli
 from service.core.errors import ConfigError
@@ -47,10 +48,12 @@ OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "ca
 LIBRARIES = {"ray", "report"}
 """Folders that stand in no list: other features use them, or Ray by the names in `service.ray`."""
 BESIDE = {
+    "administration": ["features/open_inference", "features/platforms"],
     "explain": ["features/evaluate"],
     "answers": ["features/audit", "features/open_inference", "client"],
     "audit": ["client"],
-    "batch": ["features/audit", "features/drift", "features/init"],
+    "batch": ["features/audit", "features/drift", "features/init", "client"],
+    "drift": ["client"],
     "jobs": ["features/audit", "client"],
     "ray": ["ray"],
     "report": [
@@ -194,10 +197,13 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
 
 def test_the_process_of_the_models_knows_each_kind_of_work() -> None:
     adapters(), operations()
+    bases = (Work, StepWork, WatchWork)
     own = {
         kind.__module__
-        for kind in (*StepWork.__subclasses__(), *Work.__subclasses__())
-        if kind.__module__.startswith("service.") and kind.__module__ != StepWork.__module__
+        for base in bases
+        for kind in base.__subclasses__()
+        if kind.__module__.startswith("service.")
+        and kind.__module__ not in {base.__module__ for base in bases}
     }
     assert own == set(WORK)
 

@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from service.backend.timings import Timings
-from service.backend.work import CompareDrift, Evaluate, Explain, Work
+from service.backend.work import Evaluate, Explain, Work
 from service.core.errors import InvalidParameter, NotAcceptable, Problem, UndecodableImage
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
@@ -231,16 +232,16 @@ async def test_a_map_that_was_sent_costs_no_pass_of_the_method(
 
 
 async def test_ordinary_explanations_are_watched_and_what_is_scored_is_not(
-    pipeline: Pipeline, replicas: Replicas
+    pipeline: Pipeline,
 ) -> None:
-    async def recorded() -> int:
-        return (await replicas.ask(CompareDrift())).value.recorded
-
-    parameters = EvaluateParameters.model_validate({"metrics": ["complexity"]})
-    asked = replace(instance(encoded(noise(SIDE, SIDE, seed=1))), parameters=parameters)
-    await evaluate(pipeline, replicas, asked, Timings())  # type: ignore[arg-type]
-    assert await recorded() == 0
-    priorities: list[Priority] = ["background", "interactive"]
-    for turn, priority in enumerate(priorities):
-        async with pipeline.explain(replicas, instance(), priority=priority):
-            assert await recorded() == turn
+    watch = Mock()
+    async with Engine(load(TINY), max_queue=64, metrics=Metrics()) as engine:
+        replicas = Replicas([engine], cache_bytes=0, metrics=Metrics(), watches=[watch])
+        parameters = EvaluateParameters.model_validate({"metrics": ["complexity"]})
+        asked = replace(instance(encoded(noise(SIDE, SIDE, seed=1))), parameters=parameters)
+        await evaluate(pipeline, replicas, asked, Timings())  # type: ignore[arg-type]
+        assert watch.answered.call_count == 0
+        priorities: list[Priority] = ["background", "interactive"]
+        for turn, priority in enumerate(priorities):
+            async with pipeline.explain(replicas, instance(), priority=priority):
+                assert watch.answered.call_count == turn

@@ -16,11 +16,12 @@ from cam import ClassTarget, Explanation
 from cam.drift.origin import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.methods.progress import Progress
-from service.backend.answers import Drift, Outcome, Prediction, ServedAnswer
+from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.work import Work
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
+from service.features.drift.work import Drift
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
@@ -115,7 +116,7 @@ class FakeBackend:
         self.loaded: asyncio.Task[Any] = asyncio.create_task(self.done.wait())
         self.loaded.add_done_callback(lambda task: self.tell())
         self.tell: Callable[[], None] = lambda: None
-        self.added: list[ModelEntry] = []
+        self.added: list[tuple[ModelEntry, int | None]] = []
 
     async def __aenter__(self) -> FakeBackend:
         return self
@@ -148,8 +149,8 @@ class FakeBackend:
             raise Unavailable(f"model {name!r} is still loading; try again", retry_after=1)
         return self.models[name]
 
-    async def add(self, entry: ModelEntry) -> None:
-        self.added.append(entry)
+    async def add(self, entry: ModelEntry, *, most: int | None = None) -> None:
+        self.added.append((entry, most))
         self.models[entry.name] = FakeModel(info(entry.name))
         self.tell()
 

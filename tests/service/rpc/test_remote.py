@@ -21,8 +21,8 @@ from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Progress
 from service.backend.interface import OBSERVED_AT_ONCE
+from service.backend.watch import WatchWork
 from service.backend.work import (
-    CompareDrift,
     Embed,
     Evaluate,
     Explain,
@@ -34,6 +34,7 @@ from service.core.errors import InternalError, Unavailable, Unexplainable, Unkno
 from service.features.activations.work import Factorise, Observe
 from service.features.answers.work import AnswerQuestion
 from service.features.audit.work import Randomise
+from service.features.drift.work import CompareDrift
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
@@ -91,7 +92,8 @@ async def test_other_work_goes_there_with_all_that_it_has(
         AnswerQuestion(SEEN.pixels, "what?", told, 7.5),
         CompareDrift(),
     ]
-    kinds = {*Work.__subclasses__(), *StepWork.__subclasses__()} - {StepWork}
+    bases = (Work, StepWork, WatchWork)
+    kinds = {kind for base in bases for kind in base.__subclasses__()} - {*bases}
     own = {each for each in kinds if each.__module__.startswith("service.")}
     assert {Explain, *map(type, asked)} == own
     for work in asked:
@@ -216,9 +218,10 @@ async def test_requests_know_at_once_what_changes(
 
 async def test_models_are_added_and_removed(pair: tuple[FakeBackend, RemoteBackend]) -> None:
     fake, remote = pair
-    await remote.add(ModelEntry(name="n", source="torchvision:resnet18", weights="none"))
+    entry = ModelEntry(name="n", source="torchvision:resnet18", weights="none")
+    await remote.add(entry, most=2)
     assert remote.names == ["m", "n"], "it is known when the call returns"
-    assert fake.added == [ModelEntry(name="n", source="torchvision:resnet18", weights="none")]
+    assert fake.added == [(entry, 2)]
     in_work = [2]
     removing = asyncio.create_task(remote.remove("n", lambda: in_work[0]))
     await stays_async(lambda: not removing.done(), 0.2)  # images of it are in work here

@@ -23,6 +23,7 @@ from cam.drift.shift import LEAST
 from service.app import create_app
 from service.cli.main import main
 from service.core.errors import ConfigError
+from service.features.drift.of_entry import reference_of
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry, read_catalog
 from service.settings import Settings
@@ -64,6 +65,10 @@ def entry(folder: Path, **more: Any) -> ModelEntry:
         **more,
     }
     return ModelEntry.model_validate({**corner.model_dump(exclude_defaults=True), **given})
+
+
+def checked(entry: ModelEntry) -> None:
+    reference_of(entry, load(entry))
 
 
 @pytest.fixture
@@ -295,7 +300,7 @@ def test_a_reference_that_does_not_fit_stops_the_start(
     if "reference" in change:
         change = {"reference": str(folder / change["reference"])}
     with pytest.raises(ConfigError) as raised:
-        load(entry(folder, **change))
+        checked(entry(folder, **change))
     assert "key 'reference'" in str(raised.value)
     assert sentence in str(raised.value)
 
@@ -319,7 +324,7 @@ def test_a_reference_of_what_cannot_be_watched_stops_the_start(
     file = folder / "strange.parquet"
     replace(good, origin=replace(good.origin, **change)).write(file)
     with pytest.raises(ConfigError) as raised:
-        load(entry(folder, reference=str(file)))
+        checked(entry(folder, reference=str(file)))
     assert sentence in str(raised.value)
 
 

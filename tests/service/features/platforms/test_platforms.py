@@ -21,8 +21,8 @@ from starlette.testclient import TestClient
 from service.core.errors import ConfigError, QueueFull, Unexplainable
 from service.features.platforms.predictor import class_of
 from service.features.platforms.settings import PlatformSettings
-from service.models.catalog import EMBEDDED, read_catalog
-from service.models.store import copied
+from service.features.platforms.store import copied
+from service.models.catalog import EMBEDDED, configured, read_catalog
 from service.settings import Settings
 from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, running_app
 from tests.service.http.test_overload import FRAGILE
@@ -339,6 +339,24 @@ def test_models_of_a_store(folder: Path) -> None:
             pass
         with pytest.raises(ConfigError, match="GRADCAM_MODELS_URI=nope://x"), copied("nope://x"):
             pass
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+def test_a_service_starts_with_the_models_of_a_store(folder: Path) -> None:
+    """If a folder is named, too, nothing is copied."""
+    store = fsspec.filesystem("memory")
+    store.put(str(folder), "/bucket/one", recursive=True)
+    asked = Settings(models_uri="memory://bucket/one", model_name="mine")
+    try:
+        with asked.here() as settings:
+            assert settings.models
+            assert [entry.name for entry in configured(settings)] == ["mine"]
+        assert not settings.models.exists()
+        with asked.model_copy(update={"starts_empty": True}).here() as settings:
+            assert configured(settings) == ()
+        with asked.model_copy(update={"models": folder}).here() as settings:
+            assert settings.models == folder
     finally:
         store.rm("/bucket", recursive=True)
 

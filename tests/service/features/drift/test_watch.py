@@ -21,8 +21,8 @@ from service.backend.answers import Prediction, ServedAnswer
 from service.backend.work import NOTHING
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
-from service.engine import watch as module
-from service.engine.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, Watch
+from service.features.drift import watch as module
+from service.features.drift.watch import CLASSES, FREQUENT, SAMPLED_AT_ONCE, DriftWatch
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.models.labels import Labels
@@ -52,7 +52,7 @@ def answer(layer: str, index: int = 0, heat: float = 1.0, method: str = "gradcam
     return ServedAnswer(Prediction(), (explained,))
 
 
-def recorded(watch: Watch) -> int:
+def recorded(watch: DriftWatch) -> int:
     return watch._window.recorded
 
 
@@ -61,7 +61,7 @@ def text(metrics: Metrics) -> str:
 
 
 def test_only_maps_that_can_be_compared_are_recorded(model: ServedModel) -> None:
-    watch = Watch(model, Metrics())
+    watch = DriftWatch(model, Metrics())
     mine, layer = watch.question, model.default
     watch.note([mine], answer(layer))
     assert recorded(watch) == 1
@@ -98,7 +98,7 @@ def test_recording_takes_a_small_share_of_the_time(
         now += 0.01
 
     monkeypatch.setattr(module, "statistics_of", slowly)
-    watch = Watch(model, Metrics())
+    watch = DriftWatch(model, Metrics())
 
     def answered(count: int, each: float) -> int:
         """Note answers that come after so many seconds each; return how many were recorded."""
@@ -118,7 +118,7 @@ def test_recording_takes_a_small_share_of_the_time(
 
 def test_labels_are_bounded(model: ServedModel) -> None:
     metrics = Metrics()
-    watch = Watch(model, metrics)
+    watch = DriftWatch(model, metrics)
     said = [answer(model.default, index) for index in range(CLASSES + 5)]
     for _ in range(FREQUENT):
         for each in said:
@@ -153,7 +153,7 @@ def test_labels_are_bounded_though_the_model_is_replaced(model: ServedModel) -> 
     """Series of a histogram stay when a model leaves: another one of its name gets no new ones."""
     metrics = Metrics()
     for first in (0, 10):
-        watch = Watch(model, metrics)
+        watch = DriftWatch(model, metrics)
         for index in range(first, first + CLASSES):
             for _ in range(FREQUENT):
                 watch.note([watch.question], answer(model.default, index))
@@ -163,7 +163,7 @@ def test_labels_are_bounded_though_the_model_is_replaced(model: ServedModel) -> 
 def test_names_that_mean_something_else_have_an_index(model: ServedModel) -> None:
     metrics = Metrics()
     labels = Labels.of(["all", "other", "cat", "dog", "cat"])
-    watch = Watch(replace(model, labels=labels), metrics)
+    watch = DriftWatch(replace(model, labels=labels), metrics)
     for index in range(6):
         for _ in range(FREQUENT):
             watch.note([watch.question], answer(model.default, index))
@@ -175,7 +175,7 @@ def test_names_that_mean_something_else_have_an_index(model: ServedModel) -> Non
 def test_flat_maps_are_counted(model: ServedModel) -> None:
     """As 1 among zeros, of which the mean is the share; they have no other statistic."""
     metrics = Metrics()
-    watch = Watch(model, metrics)
+    watch = DriftWatch(model, metrics)
     said = answer(model.default)
     flat = replace(said.explanations[0], map=np.ones((4, 4), np.float32))
     for each in (said, said, said, replace(said, explanations=(flat,))):
@@ -186,10 +186,12 @@ def test_flat_maps_are_counted(model: ServedModel) -> None:
     assert [*of_metric(metrics, "gradcam_map_count", statistic="border").values()] == [3]
 
 
-async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -> None:
+async def test_a_watch_shows_its_latest_comparison_alone(
+    model: ServedModel, reference: Reference
+) -> None:
     """Not what was compared before, and nothing before and after it."""
     metrics = Metrics()
-    watch = Watch(watched, metrics)
+    watch = DriftWatch(model, metrics, reference)
     note(watch, 100)
     await watch.drift()
     assert len(of_metric(metrics, "gradcam_drift_psi", label="all")) == 9  # without photos
@@ -205,11 +207,11 @@ async def test_a_watch_shows_its_latest_comparison_alone(watched: ServedModel) -
     note(watch, 1)
     await watch.drift()
     assert "gradcam_drift_moved{" not in text(metrics)
-    other = Watch(watched, metrics)
+    other = DriftWatch(model, metrics, reference)
     note(other, 100)
     await other.drift()
     assert "gradcam_drift_moved{" in text(metrics)
-    Watch(watched, metrics)
+    DriftWatch(model, metrics, reference)
     assert "gradcam_drift_moved{" not in text(metrics)
 
 
@@ -217,7 +219,7 @@ async def test_a_sample_of_predictions_is_explained(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No more than a few at a time, and a failure concerns nobody."""
-    watch = Watch(model, Metrics(), sample=0.25)
+    watch = DriftWatch(model, Metrics(), sample=0.25)
     numbers = iter([0.3, 0.2, 0.1, 0.0, 0.2])
     monkeypatch.setattr(random, "random", lambda: next(numbers))
     asked: list[Question] = []
@@ -245,7 +247,7 @@ async def test_a_sample_of_predictions_is_explained(
 
 
 async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> None:
-    watch = Watch(model, Metrics())
+    watch = DriftWatch(model, Metrics())
 
     async def explain(question: Question) -> ServedAnswer:
         raise AssertionError
@@ -256,13 +258,12 @@ async def test_nothing_is_sampled_unless_it_is_asked_for(model: ServedModel) -> 
 
 
 @pytest.fixture
-def watched(model: ServedModel) -> ServedModel:
-    """The model with a reference whose maps have their heat elsewhere."""
+def reference(model: ServedModel) -> Reference:
+    """A reference whose maps have their heat elsewhere."""
     rows = np.full((200, len(STATISTICS)), 0.5, np.float32)
     rows += np.linspace(0, 0.1, 200, dtype=np.float32)[:, None]
     origin = Origin("m", model.weights, "gradcam", model.default, "crop")
-    reference = Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
-    return replace(model, reference=reference)
+    return Reference(origin, datetime.now(UTC), np.zeros(200, np.int32), rows)
 
 
 @pytest.fixture
@@ -278,19 +279,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def note(watch: Watch, count: int, seed: int = 0) -> None:
+def note(watch: DriftWatch, count: int, seed: int = 0) -> None:
     for heat in np.random.default_rng(seed).random(count).tolist():
         watch.note([watch.question], answer(watch.question.layers[0], 0, heat))
 
 
 async def test_metrics_catch_up_after_a_burst(
-    watched: ServedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
+    model: ServedModel, reference: Reference, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comparison at once and, for the maps of the pause, one when it is over: no more maps are
     needed for it."""
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.5)
     metrics = Metrics()
-    watch = Watch(watched, metrics)
+    watch = DriftWatch(model, metrics, reference)
     note(watch, 60)
     await until_async(lambda: 'gradcam_drift_moved{model="m"}' in text(metrics))
     assert calls == [60]
@@ -308,9 +309,11 @@ async def test_metrics_catch_up_after_a_burst(
     assert 'gradcam_drift_psi{label="all",model="m",statistic="border"}' in text(metrics)
 
 
-async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) -> None:
+async def test_samples_alone_bring_the_metrics_up_to_date(
+    model: ServedModel, reference: Reference
+) -> None:
     metrics = Metrics()
-    watch = Watch(watched, metrics, sample=1.0)
+    watch = DriftWatch(model, metrics, reference, sample=1.0)
     heats = iter(np.random.default_rng(0).random(60).tolist())
 
     async def explain(question: Question) -> ServedAnswer:
@@ -321,9 +324,11 @@ async def test_samples_alone_bring_the_metrics_up_to_date(watched: ServedModel) 
     assert "gradcam_drift_moved{" not in text(metrics)  # of one map nothing is known
 
 
-async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]) -> None:
+async def test_callers_share_a_comparison(
+    model: ServedModel, reference: Reference, calls: list[int]
+) -> None:
     """One who gives up does not take it from the others."""
-    watch = Watch(watched, Metrics())
+    watch = DriftWatch(model, Metrics(), reference)
     note(watch, 70)
     impatient, *others = (asyncio.create_task(watch.drift()) for _ in range(3))
     await settled()
@@ -335,11 +340,11 @@ async def test_callers_share_a_comparison(watched: ServedModel, calls: list[int]
 
 
 async def test_a_closed_watch_does_nothing_more(
-    watched: ServedModel, calls: list[int], monkeypatch: pytest.MonkeyPatch
+    model: ServedModel, reference: Reference, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither samples nor a comparison that was to come, nor one for a map that comes late."""
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.05)
-    watch = Watch(watched, Metrics(), sample=1.0)
+    watch = DriftWatch(model, Metrics(), reference, sample=1.0)
     note(watch, 60)
     await until_async(lambda: calls == [60])
     ended: list[str] = []
@@ -359,7 +364,7 @@ async def test_a_closed_watch_does_nothing_more(
     assert ended == ["cancelled"]
     watch.sample([NOTHING], explain)
     note(watch, 60)
-    idle = Watch(watched, Metrics())  # of which no comparison was to come
+    idle = DriftWatch(model, Metrics(), reference)  # of which no comparison was to come
     await idle.close()
     note(idle, 60)
     await stays_async(lambda: calls == [60], 0.1)

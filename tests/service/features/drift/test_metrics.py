@@ -13,22 +13,24 @@ from service.core.metrics import FOLDER
 
 PROGRAM = """
 from service.core.metrics import Metrics
+from service.features.drift.metrics import DriftMetrics
 
 metrics = Metrics()
+drift = metrics.own(DriftMetrics)
 
 def show():
     lines = metrics.render(["m"]).decode().splitlines()
     print(sorted(line for line in lines if line.startswith("gradcam_drift_")))
 
-metrics.tell_drift("m", {("all", "border"): 0.5, ("cat", "border"): 1.5}, moved=1, unknown=0.25)
+drift.tell("m", {("all", "border"): 0.5, ("cat", "border"): 1.5}, moved=1, unknown=0.25)
 show()
-metrics.tell_drift("m", {("all", "border"): 0.75}, moved=0, unknown=0)
+drift.tell("m", {("all", "border"): 0.75}, moved=0, unknown=0)
 show()
-metrics.tell_drift("m", {}, moved=None, unknown=0.5)
+drift.tell("m", {}, moved=None, unknown=0.5)
 show()
-metrics.clear_drift("m")
+drift.clear("m")
 show()
-metrics.tell_drift("m", {("cat", "border"): 2.0}, moved=1, unknown=1)
+drift.tell("m", {("cat", "border"): 2.0}, moved=1, unknown=1)
 show()
 """
 

@@ -1,7 +1,7 @@
 """The models that were added and removed while the service ran. They are kept in a file that
 outlives the process of the models, so that a process that takes its place has the same models.
 
-    journal = Journal(folder / "models.json")
+    journal = FileJournal(folder)
     journal.add(entry)
     with journal.loading(entry.name):
         …                                 # if the process dies here, the next one leaves it out
@@ -20,6 +20,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
+from service.backend.journal import Journal
 from service.models.catalog import ModelEntry
 
 NAME: Final = "models.json"
@@ -40,34 +41,29 @@ class AddedModel(BaseModel):
     failure: str | None = None
     """Reason why it must not be loaded again; None if there is none."""
 
-    @property
-    def read(self) -> ModelEntry:
-        """The entry, as read from its file."""
-        return self.entry.of_file(self.file)
-
 
 class _Changes(BaseModel):
     added: dict[str, AddedModel] = {}
     removed: set[str] = set()
 
 
-class Journal:
+class FileJournal(Journal):
     """The changes of the models since the service started.
 
     A model that was being loaded when the last process ended is marked as failed, so that it does
     not end the next one as well.
 
     Args:
-        file: the file, which only the process of the models writes; None keeps nothing.
+        folder: the folder of its file, which only the process of the models writes.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
-        self._file = file
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / NAME
         self._changes = _Changes(added={}, removed=set())  # given, so that they are written
-        if file is None or not file.exists():
+        if not self._file.exists():
             return
         try:
-            self._changes = _Changes.model_validate_json(file.read_bytes())
+            self._changes = _Changes.model_validate_json(self._file.read_bytes())
         except (OSError, ValidationError) as error:
             log.error("the models that were added or removed are lost: %s", error)
             return
@@ -78,27 +74,22 @@ class Journal:
         self._write()
 
     def configured(self, entries: Sequence[ModelEntry]) -> list[ModelEntry]:
-        """Return the entries of the configuration whose models were not removed."""
         return [entry for entry in entries if entry.name not in self._changes.removed]
 
-    def added(self) -> list[AddedModel]:
-        """Return the models that were added, in that order."""
-        return list(self._changes.added.values())
+    def added(self) -> list[tuple[ModelEntry, str | None]]:
+        return [(one.entry.of_file(one.file), one.failure) for one in self._changes.added.values()]
 
     def add(self, entry: ModelEntry) -> None:
-        """Note that a model is added."""
         self._changes.added[entry.name] = AddedModel(entry=entry, file=entry.file)
         self._write()
 
     def remove(self, name: str) -> None:
-        """Note that a model is removed, whether it was added or is of the configuration."""
         if self._changes.added.pop(name, None) is None:
             self._changes.removed.add(name)
         self._write()
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """Note that an added model is being loaded, as long as the block is open."""
         self._note_loading(name, is_loading=True)
         try:
             yield
@@ -111,8 +102,6 @@ class Journal:
             self._write()
 
     def _write(self) -> None:
-        if self._file is None:
-            return
         # It has to outlive this process, not the machine, so nothing is flushed to the disk.
         content = self._changes.model_dump_json(exclude_unset=True).encode()
         temporary = self._file.with_suffix(".tmp")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -13,7 +12,6 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.backend.interface import Backend
 from service.core import model_schemas
 from service.core.errors import (
     BodyTooLarge,
@@ -30,10 +28,10 @@ from service.core.errors import (
 from service.core.json_text import read_json
 from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
-from service.http import documentation
+from service.features.administration.settings import AdministrationSettings
 from service.http.access import needs
-from service.http.contract import answers
-from service.limits.admission import Admission
+from service.http.adapter import AppParts
+from service.http.contract import answers, takes
 from service.models.catalog import ModelEntry, NewModel
 from service.models.sources import told_of
 
@@ -65,7 +63,9 @@ def make_administration_router(routes: AdministrationRoutes) -> APIRouter:
             headers=["Location", "Retry-After"],
             problems=[400, 401, 403, 408, 409, 413, 415, 422, 429, 431],
         ),
-        openapi_extra=documentation.ADD_MODEL,
+        openapi_extra=takes(
+            body=NewModel, example={"name": "r50", "source": "torchvision:resnet50"}
+        ),
     )(routes.add_model)
     router.delete(
         "/v1/models/{model:model}",
@@ -79,25 +79,27 @@ def make_administration_router(routes: AdministrationRoutes) -> APIRouter:
 
 
 class AdministrationRoutes:
-    """The routes that change the models, with the backend and the sources that are allowed.
+    """The routes that change the models.
 
     FastAPI shows the docstrings of such methods to callers, so they have none: the table above says
     what each answers.
     """
 
-    def __init__(
-        self, manager: Backend, admission: Admission, allowed_sources: Sequence[str]
-    ) -> None:
-        self._manager = manager
-        self._admission = admission
-        self._allowed_sources = allowed_sources
+    def __init__(self, parts: AppParts) -> None:
+        settings = parts.settings
+        assert isinstance(settings, AdministrationSettings)
+        self._manager = parts.manager
+        self._admission = parts.admission
+        # A configured model that was removed may be added again.
+        self._allowed = [*settings.allowed_sources, *(entry.source for entry in parts.entries)]
+        self._max_models = settings.max_models
         self._loading: set[asyncio.Task[None]] = set()
 
     @needs("admin")
     async def add_model(self, request: Request) -> Response:
         entry = await _entry(request)
         self.require_allowed(entry)
-        await self._manager.add(entry)
+        await self._manager.add(entry, most=self._max_models)
         answer = model_schemas.ModelState(name=entry.name, state="loading")
         headers = {"Location": f"/v1/models/{entry.name}", "Retry-After": "1"}
         return Response(dump(answer), 202, headers, media_type="application/json")
@@ -108,8 +110,8 @@ class AdministrationRoutes:
         Raises:
             Forbidden: if they may not.
         """
-        if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in self._allowed_sources):
-            allowed = ", ".join(dict.fromkeys(self._allowed_sources))
+        if not any(fnmatch.fnmatchcase(entry.source, pattern) for pattern in self._allowed):
+            allowed = ", ".join(dict.fromkeys(self._allowed))
             told = f"allowed are {allowed}: see GRADCAM_ALLOWED_SOURCES"
             raise Forbidden(f"source {entry.source!r} is not allowed; {told}")
 
@@ -126,7 +128,7 @@ class AdministrationRoutes:
         if self.has_failed(entry.name):
             with suppress(Problem):  # another caller may have removed it
                 await self._manager.remove(entry.name)
-        await self._manager.add(entry)
+        await self._manager.add(entry, most=self._max_models)
         task = asyncio.create_task(self._until_loaded(entry.name), name="load a model")
         self._loading.add(task)
         task.add_done_callback(self._loading.discard)

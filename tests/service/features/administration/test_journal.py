@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from service.features.administration.journal import KILLED, NAME, FileJournal
 from service.models.catalog import ModelEntry
-from service.models.journal import KILLED, Journal
 
 CONFIGURED = [ModelEntry(name=name, source="timm:resnet18") for name in ("a", "b")]
 
@@ -18,8 +18,7 @@ def added(name: str, **given: object) -> ModelEntry:
 
 
 def test_what_was_added_and_removed_is_known_to_the_next_process(tmp_path: Path) -> None:
-    file = tmp_path / "models.json"
-    journal = Journal(file)
+    journal = FileJournal(tmp_path)
     assert journal.configured(CONFIGURED) == CONFIGURED
     assert journal.added() == []
     journal.add(added("c", input_size=[8, 16], prompts=["a cat"]))
@@ -27,31 +26,30 @@ def test_what_was_added_and_removed_is_known_to_the_next_process(tmp_path: Path)
     journal.add(added("e").of_file(tmp_path / "models.toml"))
     for name in ("a", "d"):
         journal.remove(name)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    journal = Journal(file)
+    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+    journal = FileJournal(tmp_path)
     assert journal.configured(CONFIGURED) == CONFIGURED[1:]
-    assert [each.entry.name for each in journal.added()] == ["c", "e"]
-    assert journal.added()[0].read == added("c", input_size=[8, 16], prompts=["a cat"])
-    assert journal.added()[1].read.path("w.pt") == tmp_path / "w.pt"
+    assert [entry.name for entry, _ in journal.added()] == ["c", "e"]
+    assert journal.added()[0][0] == added("c", input_size=[8, 16], prompts=["a cat"])
+    assert journal.added()[1][0].path("w.pt") == tmp_path / "w.pt"
     journal.add(CONFIGURED[0])  # the removed one again
-    journal = Journal(file)
-    assert [each.entry.name for each in journal.added()] == ["c", "e", "a"]
+    journal = FileJournal(tmp_path)
+    assert [entry.name for entry, _ in journal.added()] == ["c", "e", "a"]
     assert journal.configured(CONFIGURED) == CONFIGURED[1:]
     journal.remove("a")
-    assert Journal(file).configured(CONFIGURED) == CONFIGURED[1:]
+    assert FileJournal(tmp_path).configured(CONFIGURED) == CONFIGURED[1:]
 
 
 def test_a_model_whose_load_ended_the_process_has_failed(tmp_path: Path) -> None:
-    file = tmp_path / "models.json"
-    journal = Journal(file)
+    journal = FileJournal(tmp_path)
     for name in ("good", "bad", "waits"):
         journal.add(added(name))
     with journal.loading("good"):
         pass
     with journal.loading("bad"):
         for _ in range(2):
-            after = Journal(file)
-            assert [each.failure for each in after.added()] == [None, KILLED, None]
+            after = FileJournal(tmp_path)
+            assert [failure for _, failure in after.added()] == [None, KILLED, None]
     with journal.loading("gone"):  # it was removed while it waited
         pass
 
@@ -59,11 +57,10 @@ def test_a_model_whose_load_ended_the_process_has_failed(tmp_path: Path) -> None
 def test_a_journal_that_cannot_be_read_or_written_loses_models_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "models.json"
-    file.write_text("{")
-    assert Journal(file).configured(CONFIGURED) == CONFIGURED
+    (tmp_path / NAME).write_text("{")
+    assert FileJournal(tmp_path).configured(CONFIGURED) == CONFIGURED
     assert "the models that were added or removed are lost" in caplog.text
-    journal = Journal(tmp_path / "none" / "models.json")
+    journal = FileJournal(tmp_path / "none")
     journal.add(added("c"))
     assert "a process that replaces this one will not know its models" in caplog.text
-    assert [each.entry.name for each in journal.added()] == ["c"]
+    assert [entry.name for entry, _ in journal.added()] == ["c"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.service.http.test_administration import NEW, served
+from tests.service.features.administration.test_routes import NEW, served
 from tests.service.http.test_bad_input import check
 
 JSON = {"Content-Type": "application/json"}

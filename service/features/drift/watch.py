@@ -20,11 +20,15 @@ from cam.drift.origin import Origin
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison
 from cam.drift.window import Window
-from service.backend.answers import Drift, ServedAnswer
+from service.backend.answers import ServedAnswer
 from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics
-from service.loading.served_model import ServedModel
+from service.features.drift.metrics import DriftMetrics
+from service.features.drift.of_entry import reference_of
+from service.features.drift.work import Drift
+from service.models.catalog import ModelEntry
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 
 CLASSES: Final = 20
@@ -48,7 +52,7 @@ SAMPLED_AT_ONCE: Final = 2
 """Largest number of predictions that are explained for the watch at a time."""
 
 
-class Watch:
+class DriftWatch:
     """Records the maps of one model in a window and in metrics, and compares the window with the
     model's reference.
 
@@ -57,10 +61,20 @@ class Watch:
     else and cannot be compared. An answer from the cache is not recorded, because the photo would
     count twice. Where recording would take more than `SHARE` of the time, only some are recorded,
     whichever come when there is time.
+
+    Args:
+        reference: what the maps are compared with; without one, they are only counted.
+        sample: share of predictions that are explained for the watch.
     """
 
-    def __init__(self, model: ServedModel, metrics: Metrics, *, sample: float = 0.0) -> None:
-        reference = model.reference
+    def __init__(
+        self,
+        model: ModelInfo,
+        metrics: Metrics,
+        reference: Reference | None = None,
+        *,
+        sample: float = 0.0,
+    ) -> None:
         if reference is None:
             # Without a default layer, only maps that are asked for at a layer can be explained, and
             # none of them is recorded.
@@ -77,7 +91,7 @@ class Watch:
         """The question whose answers are recorded."""
         self.reference: Final[Reference | None] = reference
         self._origin = origin
-        self._metrics = metrics
+        self._metrics = metrics.own(DriftMetrics)
         self._sample = sample
         self._window = Window(classes=CLASSES)
         self._counts: Counter[int] = Counter()
@@ -85,7 +99,7 @@ class Watch:
         self._names = model.labels
         often = Counter(model.labels.names)
         self._ambiguous = {ALL, OTHER} | {name for name, count in often.items() if count > 1}
-        metrics.clear_drift(model.name)  # what another model of this name has left
+        self._metrics.clear(model.name)  # what another model of this name has left
         self._seconds = BURST_SECONDS
         """Seconds that recording may take now."""
         self._asked = monotonic()
@@ -113,12 +127,20 @@ class Watch:
         working = [*self._sampling, *([self._comparing] if self._comparing else [])]
         if working:
             await asyncio.wait(working)
-        self._metrics.clear_drift(self._origin.model)
+        self._metrics.clear(self._origin.model)
 
-    def watches(self, seen: ModelInput) -> bool:
-        """Return whether maps of an input can be compared: whether its photo was fitted to the
-        model's input as those of the reference were, or in the usual way without a reference."""
-        return seen.fit == self._origin.fit
+    def answered(
+        self,
+        seen: ModelInput,
+        questions: Sequence[Question],
+        answer: ServedAnswer,
+        explain: Callable[[Question], Awaitable[ServedAnswer]],
+    ) -> None:
+        """Record an answer if its maps can be compared: if the photo was fitted to the model's
+        input as those of the reference were, or in the usual way without a reference."""
+        if seen.fit == self._origin.fit:
+            self.note(questions, answer, seen.pixels)
+            self.sample(questions, explain, seen.pixels)
 
     def note(
         self, questions: Sequence[Question], answer: ServedAnswer, pixels: Pixels | None = None
@@ -227,9 +249,9 @@ class Watch:
         model, label = self._origin.model, self._label(index)
         for name, value in values.items():
             if not math.isnan(value):
-                self._metrics.map_statistics.labels(
-                    model=model, label=label, statistic=name
-                ).observe(value)
+                self._metrics.statistics.labels(model=model, label=label, statistic=name).observe(
+                    value
+                )
         self._plan()
 
     def _plan(self) -> None:
@@ -252,7 +274,7 @@ class Watch:
         if index is None:
             return OTHER
         if index not in self._labels:
-            name, known = self._called(index), self._metrics.map_labels[self._origin.model]
+            name, known = self._called(index), self._metrics.labels[self._origin.model]
             if name not in known:
                 if len(known) >= CLASSES:
                     return OTHER
@@ -282,9 +304,14 @@ class Watch:
             for shift in comparison.shifts
             if shift.index is None or shift.index in self._labels
         }
-        self._metrics.tell_drift(
+        self._metrics.tell(
             self._origin.model,
             samples,
             moved=None if comparison.has_moved is None else len(comparison.moved),
             unknown=comparison.unknown,
         )
+
+
+def watch_of(entry: ModelEntry, model: ModelInfo, metrics: Metrics) -> DriftWatch:
+    """Return the watch of a model: see `MakeWatch`."""
+    return DriftWatch(model, metrics, reference_of(entry, model), sample=entry.explain_sample)

@@ -1,0 +1,1 @@
+"""Adding and removing models while the service runs, for keys of scope `admin`."""

@@ -1,0 +1,71 @@
+"""The route that tells whether the maps of a live model have moved."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import APIRouter
+
+from cam.drift.shift import Shift, TooFew
+from service.backend.interface import Backend
+from service.features.drift.schemas import DriftDescription, ShiftDescription, TooFewDescription
+from service.features.drift.work import CompareDrift, Drift
+from service.http.about import OF_A_MODEL
+from service.http.access import needs
+from service.http.contract import answers
+from service.models.labels import Labels
+
+NO_REFERENCE: Final = (
+    "the model has no reference to compare its maps with; `gradcam reference` makes one, and "
+    "`reference` in the model's entry names it"
+)
+
+
+def make_drift_router(manager: Backend) -> APIRouter:
+    router = APIRouter()
+
+    @needs("read")
+    async def get_drift(model: str) -> DriftDescription:
+        replicas = manager.replicas(model)
+        drift = (await replicas.ask(CompareDrift())).value
+        return describe_drift(drift, replicas.model.labels)
+
+    router.get(
+        "/v1/models/{model:model}/drift",
+        tags=["models"],
+        summary="Whether the maps of a live model have moved",
+        description=(
+            "Compares the latest maps that the model served with those of its reference, for each "
+            "class and for all together. Without a reference (see `gradcam reference`), it only "
+            "counts maps."
+        ),
+        responses=answers(DriftDescription, problems=OF_A_MODEL),
+    )(get_drift)
+    return router
+
+
+def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
+    """Return the JSON schema object of a drift."""
+    comparison = drift.comparison
+
+    def told(found: Shift | TooFew) -> dict[str, Any]:
+        label = None if found.index is None else labels.name(found.index)
+        return {**vars(found), "label": label, "sentence": found.sentence(label)}
+
+    ordered = (
+        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
+        if comparison
+        else []
+    )
+    return DriftDescription(
+        **vars(drift.origin),
+        **vars(drift),
+        window=drift.size,
+        moved=None if comparison is None else comparison.has_moved,
+        missing=NO_REFERENCE if comparison is None else comparison.missing,
+        unknown=None if comparison is None else comparison.unknown,
+        shifts=[ShiftDescription(**told(one)) for one in ordered],
+        too_few=[TooFewDescription(**told(few)) for few in comparison.too_few]
+        if comparison
+        else [],
+    )
