@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from cam import CamError, ClassTarget, Layer, Target, default_layer, explain, survey
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from cam.hooks.calls import Modules
 from cam.hooks.grids import Grid, grid_of_map
 from cam.methods.abilities import unsuited

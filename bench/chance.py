@@ -35,7 +35,8 @@ from bench.drift_photos import Pixels, crops, load_model, photos
 from bench.record import record
 from bench.shortcuts import things, trained
 from cam import ClassTarget, Question, evaluate, explain_batch
-from cam.drawing.heatmap import Float, hot_region, minmax, resize
+from cam.drawing.heatmap import hot_region, minmax
+from cam.drawing.placement import Float, resize
 from cam.evaluation.baselines import turned
 from cam.evaluation.metrics import METRICS, MetricOptions
 from cam.evaluation.verdict import verdict

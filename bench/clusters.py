@@ -43,7 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.clusters import Clusters, find, find_clusters
-from cam.drawing.heatmap import Float, minmax
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float
 from tests.cam.clusters.marks import KINDS
 from tests.cam.clusters.synthetic import blobs
 

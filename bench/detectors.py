@@ -21,7 +21,7 @@ from torchvision.ops import box_iou
 from torchvision.transforms.v2.functional import gaussian_blur
 
 import cam
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.layers import level_layers
 from cam.outputs.outputs import outputs_of, size_of
 from tests.cam.detectors import scenes, trained

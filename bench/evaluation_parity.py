@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from bench import evaluation_peers as peers
 from bench.evaluation_scenes import PHOTOS, Map, loaded, photos, smooth_map, tell_apart
 from cam import Explanation, default_layer, evaluate, explain, survey
-from cam.drawing.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import resize
 from cam.evaluation import road
 from cam.evaluation.imputation import impute
 from cam.evaluation.metrics import FINE_STEP, PERCENTAGES, MetricOptions, step_of

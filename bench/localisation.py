@@ -32,7 +32,7 @@ from rich.console import Console
 
 from bench.grid_cells import Asked, Cell, Pixels, asked_of
 from cam import METHODS, explain
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import CamError
 from service.models.catalog import EMBEDDED
 

@@ -19,7 +19,8 @@ from torch import nn
 
 from cam import explain
 from cam.clusters import Clusters, find_clusters, own_places
-from cam.drawing.heatmap import Float, minmax
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float
 from tests.cam.clusters.marks import Mark
 from tests.cam.clusters.scenes import SIDE, batch_of, classifier, thumbnails_of
 

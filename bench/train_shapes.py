@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 
 from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
 from cam.answers.answer import AnswerMethod
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from tests.scenes import COLOURS, DRAWN, SHAPES, Scene, ask, make_scene
 
 SIDE: Final = 48

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float, shrink
+from cam.drawing.placement import Float, shrink
 
 LEAST = 0.98
 """Least Pearson correlation at which two maps count as the same."""

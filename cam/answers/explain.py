@@ -33,7 +33,7 @@ from cam.answers.methods import OWN_PASSES, blurred, eagle, kept_by, likely, log
 from cam.answers.scores import scores_of
 from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import InvalidOption
 from cam.methods.progress import finish
 

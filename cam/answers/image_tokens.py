@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Box, Float, place
+from cam.drawing.placement import Box, Float, place
 from cam.errors import ModelError
 
 Process = Callable[[NDArray[np.uint8]], Mapping[str, Any]]

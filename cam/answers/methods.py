@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cam.answers.answer import AnswerMethod, AnswerProgress
 from cam.answers.image_tokens import on_photo
 from cam.answers.vision_language import Asked, Photo, VisionLanguageModel
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import ModelError
 from cam.methods.relevance_rules import RelevanceRules
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cam.answers.answer import AnswerProgress, AnswerWord, WordScores
 from cam.answers.methods import blurred, likely
 from cam.answers.vision_language import Asked, VisionLanguageModel
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.evaluation.localisation import energy_in, pointing_in
 
 STEPS: Final = 10

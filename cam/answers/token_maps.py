@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 KERNEL = 3
 """Side of the window of the rank Gaussian filter."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cam.clusters.discriminant import scaled, separability
 from cam.clusters.look import LEAST_SPREAD, told_by_look, told_by_scene
-from cam.drawing.heatmap import Float, resize
+from cam.drawing.placement import Float, resize
 from cam.errors import InvalidImages
 
 Photos = NDArray[np.uint8]

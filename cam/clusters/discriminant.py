@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 Double = NDArray[np.float64]
 

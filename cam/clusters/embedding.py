@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 MOST: Final = 2000
 """Most maps that t-SNE places. The others are placed among the nearest of these."""

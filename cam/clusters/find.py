@@ -35,7 +35,7 @@ from cam.clusters.suspects import (
     unsteadiness,
 )
 from cam.clusters.use import Uses
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import InvalidImages, InvalidOption
 
 if TYPE_CHECKING:

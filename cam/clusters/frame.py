@@ -26,7 +26,7 @@ from cam.clusters.appearance import (
 from cam.clusters.graph import distributions
 from cam.clusters.grid import on_one_grid
 from cam.clusters.suspects import LEAST_HOT, unsteadiness
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 Mask = NDArray[np.bool_]
 

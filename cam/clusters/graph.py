@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float, minmax, resize, shrink
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float, resize, shrink
 from cam.errors import InvalidImages
 
 FINEST: Final = 14

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.clusters.discriminant import scaled, separability
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 Photos = NDArray[np.uint8]
 

@@ -60,7 +60,8 @@ from numpy.typing import NDArray
 
 from cam.clusters.appearance import DIFFERENT, Appearance, hot_place
 from cam.clusters.use import Difference
-from cam.drawing.heatmap import Float, border
+from cam.drawing.heatmap import border
+from cam.drawing.placement import Float
 
 Reason = Literal[
     "isolated",

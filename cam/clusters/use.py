@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.clusters.discriminant import growing, separation
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 CHANNELS: Final = 256
 """Most channels in which photos are compared."""

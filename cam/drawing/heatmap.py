@@ -1,98 +1,16 @@
-"""Turn a small map into a heatmap: resize, place on the picture, normalise, fuse and measure."""
+"""Turn a small map into a heatmap: normalise, fuse and measure it. `placement` puts it on the
+picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final, Literal
+from typing import Literal
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-Float = NDArray[np.float32]
-KEPT_WEIGHTS: Final = 1 << 16
-"""Interpolation weights of at most so many numbers are kept."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """The part of a picture that a map covers: its edges in the picture's pixels, where (0, 0) is
-    the picture's top left corner. The box may reach beyond the picture (a padded input) or cover a
-    part of it (a crop)."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-
-@dataclass(frozen=True)
-class Region:
-    """A rectangle of whole pixels: the pixels whose centres lie in a `Box`."""
-
-    left: int
-    top: int
-    width: int
-    height: int
-
-    @property
-    def slices(self) -> tuple[slice, slice]:
-        """Slices of the rows and columns, to index an array of shape (height, width, …)."""
-        return (
-            slice(self.top, self.top + self.height),
-            slice(self.left, self.left + self.width),
-        )
-
-
-def place(small: Float, box: Box, height: int, width: int) -> tuple[Float, Region]:
-    """Resize a map bilinearly (half-pixel centres, edges held) onto the pixels that `box` covers.
-
-    Args:
-        small: float32 (h, w).
-        box: the part that the map covers of a picture of `height` × `width` pixels.
-
-    Returns:
-        float32 (height, width), zero outside the region, and the region of covered pixels. The
-        region has at least one pixel, even if the box is thinner than a pixel.
-    """
-    inside, region = place_inside(small, box, height, width)
-    return spread(inside, region, height, width), region
-
-
-def place_inside(small: Float, box: Box, height: int, width: int) -> tuple[Float, Region]:
-    """Do the same as `place`, but return the values of the region alone, float32 (region's height,
-    region's width), and the region."""
-    rows, top = _interpolation(small.shape[0], box.top, box.bottom, height)
-    columns, left = _interpolation(small.shape[1], box.left, box.right, width)
-    # Bilinear interpolation is separable: one matrix for each axis, with two weights in each row.
-    # Unlike OpenCV's warps it is exact for a box whose edges lie between pixels, and as cheap.
-    inside = rows @ (small.astype(np.float32) @ columns.T)
-    return inside, Region(left, top, len(columns), len(rows))
-
-
-def spread(inside: Float, region: Region, height: int, width: int) -> Float:
-    """Put the values of a region into a picture: float32 (height, width), zero elsewhere."""
-    if inside.shape == (height, width):
-        return inside
-    whole = np.zeros((height, width), np.float32)
-    whole[region.slices] = inside
-    return whole
-
-
-def resize(small: Float, height: int, width: int) -> Float:
-    """Resize a map (h, w) bilinearly with half-pixel centres to float32 (height, width)."""
-    return place(small, Box(0, 0, width, height), height, width)[0]
-
-
-def shrink(values: Float, height: int, width: int) -> Float:
-    """Reduce a map to fewer positions: float32 (height, width), where each position is the mean of
-    the area that it covers."""
-    if values.shape == (height, width):
-        return values
-    smaller = cv2.resize(values, (width, height), interpolation=cv2.INTER_AREA)
-    return smaller.astype(np.float32, copy=False)
+from cam.drawing.placement import Float, Region, resize
 
 
 def minmax(values: Float) -> Float:
@@ -212,42 +130,3 @@ def overlaps(cells: int, start: float, stop: float) -> NDArray[np.float64]:
     float64 (cells)."""
     edges = np.arange(cells + 1, dtype=np.float64).clip(start, stop)
     return np.diff(edges)
-
-
-def interpolation(cells: int, start: float, stop: float, pixels: int) -> Float:
-    """Return the weights (pixels, cells) by which `place` interpolates along one axis, on which
-    `cells` cells lie between `start` and `stop`. Outside these edges they are 0."""
-    weights, first = _interpolation(cells, start, stop, pixels)
-    whole = np.zeros((pixels, cells), np.float32)
-    whole[first : first + len(weights)] = weights
-    return whole
-
-
-def _interpolation(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
-    """Return the interpolation weights along one axis, and the first pixel that they are for.
-
-    `cells` cells lie between `start` and `stop`. The weights (n, cells) are for the centres of the
-    n pixels, out of `pixels`, between these edges; they are read-only.
-    """
-    small = cells * pixels <= KEPT_WEIGHTS
-    return (_kept_weights if small else _weights)(cells, start, stop, pixels)
-
-
-def _weights(cells: int, start: float, stop: float, pixels: int) -> tuple[Float, int]:
-    first = min(max(int(np.ceil(start - 0.5)), 0), pixels - 1)
-    last = max(min(int(np.ceil(stop - 0.5)), pixels), first + 1)
-    centres = np.arange(first, last) + 0.5
-    positions = np.clip((centres - start) / (stop - start) * cells - 0.5, 0, cells - 1)
-    lower = np.minimum(positions.astype(np.int64), max(cells - 2, 0))
-    fraction = positions - lower
-    weights = np.zeros((last - first, cells), np.float32)
-    pixel = np.arange(last - first)
-    weights[pixel, lower] = 1 - fraction
-    if cells > 1:
-        weights[pixel, lower + 1] = fraction
-    weights.flags.writeable = False
-    return weights, first
-
-
-# The maps of a model are all put at the same place, and weights cost more than the product.
-_kept_weights = lru_cache(64)(_weights)

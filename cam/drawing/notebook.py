@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.drawing.heatmap import Float, minmax, resize, symmetric
+from cam.drawing.heatmap import minmax, symmetric
 from cam.drawing.overlay import USUAL, USUAL_SIGNED, Picture, colorize, overlay
 from cam.drawing.panel import GAP, panel
+from cam.drawing.placement import Float, resize
 
 SIDE = 224
 """Length in pixels of the longer side of a map that is shown without a photo."""

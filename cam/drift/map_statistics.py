@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float, concentration, overlaps
+from cam.drawing.heatmap import concentration, overlaps
+from cam.drawing.placement import Float
 from cam.drift.photo_statistics import PHOTO_STATISTICS, photo_statistics
 
 BORDER: Final = 0.1

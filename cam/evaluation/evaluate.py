@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import (
     CamError,
     InvalidOption,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import CamError, MethodUnsuited
 from cam.evaluation.metrics import ARCC_PERCENTAGES, harmonic
 from cam.evaluation.road import road

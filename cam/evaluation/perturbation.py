@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import CamError, MethodUnsuited
 from cam.evaluation.metrics import SQUARE
 from cam.evaluation.scorer import Forwards, Judged, Scorer

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.agreement import spearman
-from cam.drawing.heatmap import Float, minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float, resize
 
 SIDE: Final = 64
 """Side in pixels to which maps are enlarged for the structural similarity and the gradients. Maps

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cam.agreement import spearman
-from cam.drawing.heatmap import Box, Region, place_inside
+from cam.drawing.placement import Box, Region, place_inside
 from cam.errors import CamError, MethodUnsuited
 from cam.evaluation.metrics import CROP, JPEG_QUALITY
 from cam.evaluation.scorer import Forwards, Judged, Scorer

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from cam.drawing.heatmap import interpolation
-from cam.drawing.placement import Placement
+from cam.drawing.placement import Placement, interpolation
 from cam.errors import LayerNotSpatial, MethodUnsuited
 
 Kind = Literal["channels first", "channels last", "tokens", "custom"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.perturbation import random_masks
 from cam.methods.progress import Passes, Progress

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import resize
 
 
 def refined(maps: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:

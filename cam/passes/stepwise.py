@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import CamError, NonFinite, NothingDetected
 from cam.explanation import ExplainedImage, ImageSteps, Question
 from cam.hooks.capture import Capture

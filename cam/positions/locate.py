@@ -23,8 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cam.drawing.heatmap import Box
-from cam.drawing.placement import Placement
+from cam.drawing.placement import Box, Placement
 from cam.hooks.calls import Modules, call_of
 from cam.hooks.grids import (
     NO_GRID,

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cam.drawing.heatmap import Region
+from cam.drawing.placement import Region
 from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Grid, Size, covers
 from cam.positions.views import View

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cam.drawing.heatmap import Box, Region
-from cam.drawing.placement import Placement
+from cam.drawing.placement import Box, Placement, Region
 from cam.hooks.grids import Size
 
 SHARP: Final = 0.15

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import minmax, resize, symmetric
+from cam.drawing.heatmap import minmax, symmetric
+from cam.drawing.placement import resize
 from cam.errors import InvalidOption
 from cam.explanation import Explanation
 from cam.methods import INPUT, METHODS

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 
 Fit = Literal["crop", "squash", "pad"]
 WantedFit = Literal["auto", Fit]

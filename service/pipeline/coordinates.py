@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from cam.targets import pixels_in
 from service.core.errors import InvalidRegion, InvalidTarget, Problem
 from service.models.preprocessing import ModelInput

@@ -15,14 +15,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from cam import ClassTarget, Explanation, Reason, spearman
-from cam.drawing.heatmap import (
-    Float,
-    Region,
-    border,
-    concentration,
-    hot_region,
-)
-from cam.drawing.placement import Placement
+from cam.drawing.heatmap import border, concentration, hot_region
+from cam.drawing.placement import Float, Placement, Region
 from cam.methods import INPUT
 from service.backend.answers import ServedAnswer
 from service.core import schemas

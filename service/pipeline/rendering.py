@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from cam.drawing.heatmap import Box, Region, capped, minmax, place_inside, spread, symmetric
+from cam.drawing.heatmap import capped, minmax, symmetric
 from cam.drawing.notebook import bar_of
 from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
 from cam.drawing.panel import panel
+from cam.drawing.placement import Box, Region, place_inside, spread
 from service.core.choices import Normalize
 from service.core.errors import NotAcceptable
 from service.models.preprocessing import ModelInput

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from cam import explain, spearman
-from cam.drawing.heatmap import Float, shrink
+from cam.drawing.placement import Float, shrink
 from cam.errors import UnknownMethod
 from tests.cam.nets import images, small
 from tests.cam.passes.test_stepwise import Counting

@@ -24,7 +24,8 @@ from torch import nn
 
 import cam
 from cam import METHODS, METRICS, ClassTarget
-from cam.drawing.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import resize
 from service.cli.main import cli
 from service.pipeline.parameters import Parameters
 from tests.service.live import ROOT

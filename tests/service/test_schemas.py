@@ -10,8 +10,7 @@ from pydantic import BaseModel
 from cam import UnitTarget
 from cam.agreement import Fidelity
 from cam.answers import answer
-from cam.drawing.heatmap import Box, Region
-from cam.drawing.placement import Placement
+from cam.drawing.placement import Box, Placement, Region
 from cam.drift.origin import Origin
 from cam.drift.shift import Shift, TooFew
 from cam.evaluation.similarity import Similarity

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam import Concept, Observation, gallery
-from cam.drawing.heatmap import place
 from cam.drawing.overlay import paint
 from cam.drawing.panel import legend
+from cam.drawing.placement import place
 from cam.observations import statistics
 from service.core.errors import NotAcceptable
 from service.core.schemas import ScoredClass

@@ -12,8 +12,8 @@ from PIL import Image
 
 from cam import AnswerOptions
 from cam.answers.answer import LEAST_SIDE, READ_OFF, AnswerMethod
-from cam.drawing.heatmap import Box
 from cam.drawing.overlay import Picture
+from cam.drawing.placement import Box
 from service.backend.interface import Listener, ModelBackend
 from service.backend.timings import Timings
 from service.core.errors import InvalidParameter, Problem

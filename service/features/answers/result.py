@@ -10,8 +10,8 @@ from PIL import Image
 
 from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
-from cam.drawing.heatmap import Float
 from cam.drawing.overlay import Picture
+from cam.drawing.placement import Float
 from cam.drawing.sheet import CaptionedPicture, sheet_of
 from service.core.errors import InvalidParameter
 from service.core.schemas import Point

@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from cachetools import LRUCache
 
-from cam.drawing.heatmap import Float, resize
+from cam.drawing.placement import Float, resize
 from service.backend.interface import ModelBackend
 from service.backend.work import Explain, Pixels
 from service.core.errors import PASSING, ModelFailed, Problem, Unexplainable, UnknownModel

@@ -17,7 +17,8 @@ from PIL import Image
 
 from cam import METHODS, ClassTarget, Explanation, Question
 from cam.agreement import spearman
-from cam.drawing.heatmap import Float, minmax, shrink
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float, shrink
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, MetricOptions, Scores
 from cam.evaluation.similarity import similarity

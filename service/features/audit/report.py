@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from cam.drawing.heatmap import Float, resize
 from cam.drawing.overlay import overlay
+from cam.drawing.placement import Float, resize
 from cam.evaluation.verdict import NAMED
 from service.features.audit.plan import Arm
 from service.features.audit.schemas import ArmSummary, Audit, PhotoRecord

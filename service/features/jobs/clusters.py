@@ -19,7 +19,7 @@ from cam.clusters import (
     reduced,
     too_few,
 )
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from service.features.jobs.cluster_schemas import (
     ClusteredClass,
     ClusterPlace,

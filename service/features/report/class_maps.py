@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from cam.clusters import Clusters, reduced
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 MOST: Final = 20_000
 """Largest number of maps of a batch or a job that are clustered. Their time, about 3 ms each, is a

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.clusters import FEWEST, Cluster, Clusters, find_clusters, own_places
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from service.core.files import written_whole
 from service.features.report.census import ClassCount, ClassKey, Sample, class_of
 from service.features.report.class_maps import ClassMaps, write_table

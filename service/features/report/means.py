@@ -10,7 +10,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import resize
 from service.features.report.census import ClassKey, GridSize, class_of
 from service.pipeline.rows import Row
 

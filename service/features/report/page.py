@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from PIL import Image
 
-from cam.drawing.heatmap import Float, resize
 from cam.drawing.overlay import Picture, colorize
+from cam.drawing.placement import Float, resize
 from service.core.files import written_whole
 
 if TYPE_CHECKING:

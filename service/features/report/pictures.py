@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from service.core.errors import Problem
 from service.features.report.page import data_uri
 from service.pipeline.images import EncodedPhoto

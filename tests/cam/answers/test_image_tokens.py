@@ -11,7 +11,7 @@ import transformers
 
 from cam import VisionLanguageModel
 from cam.answers.image_tokens import Tile, on_photo, tiles_of
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from cam.errors import ModelError
 from tests.answering import FAMILIES, family
 

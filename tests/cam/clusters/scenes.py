@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam import explain
-from cam.drawing.heatmap import Float, minmax
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float
 
 Photos = NDArray[np.uint8]
 SIDE = 64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.drawing.heatmap import Float, minmax
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import Float
 
 Photo = NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ import pytest
 
 from cam.clusters import embedding
 from cam.clusters.embedding import embed
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 
 def two_groups(count: int) -> Float:

@@ -14,7 +14,7 @@ import skimage.data
 from numpy.typing import NDArray
 
 from cam.clusters import Clusters, find, find_clusters
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import InvalidImages
 from tests.cam.clusters.synthetic import blobs
 

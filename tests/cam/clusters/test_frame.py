@@ -7,7 +7,7 @@ import pytest
 
 from cam.clusters import own_places
 from cam.clusters.frame import in_words
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from tests.cam.clusters.synthetic import blobs
 
 Photo = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cam.clusters.grid import FINEST, on_one_grid, reduced
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import InvalidImages
 
 

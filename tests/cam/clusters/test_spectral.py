@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from cam.clusters import spectral
 from cam.clusters.graph import affinity, distributions, neighbour_count
 from cam.clusters.spectral import conductances, eigengap, partition, spectrum
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 
 # Nodes 0 and 1 joined by 2, nodes 1 and 2 by 1. The degrees are 2, 3 and 1.
 PATH = csr_array(np.array([[0.0, 2, 0], [2, 0, 1], [0, 1, 0]]))

@@ -29,7 +29,7 @@ from cam.clusters.suspects import (
     unsteadiness,
 )
 from cam.clusters.use import Difference
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import InvalidImages
 
 Photo = NDArray[np.uint8]

@@ -11,7 +11,7 @@ from bench.shortcuts import crops, things
 from cam.clusters import find, find_clusters
 from cam.clusters.suspects import FAR_APART
 from cam.clusters.use import CHANNELS, Difference, Uses, principal, shares_of_use
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.errors import InvalidOption
 from tests.cam.clusters.marks import Mark
 from tests.cam.clusters.scenes import thumbnails_of

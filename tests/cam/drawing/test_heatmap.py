@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cam.drawing.heatmap import Box, Region, border, capped, concentration, minmax, place, resize
+from cam.drawing.heatmap import border, capped, concentration, minmax
+from cam.drawing.placement import Box, Region, place, resize
 
 
 def test_resize_by_hand() -> None:

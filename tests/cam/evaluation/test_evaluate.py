@@ -23,7 +23,7 @@ from cam import (
     evaluate,
     explain,
 )
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import ClassOutOfRange, InvalidOption, MethodUnsuited, NonFinite, TargetMismatch
 from cam.evaluation.baselines import baseline, misplaced
 from cam.evaluation.candidate import Candidate, candidates_of

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from skimage.feature import hog as skimage_hog
 from skimage.metrics import structural_similarity
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from cam.evaluation.similarity import SIDE, hog, similarity, ssim
 
 

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from cam import ClassTarget, UnitTarget, evaluate, explain
-from cam.drawing.heatmap import Region
+from cam.drawing.placement import Region
 from cam.evaluation.metrics import Score
 from cam.evaluation.stability import compress, crop_of, cropped
 from tests.cam.evaluation.nets import (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import explain
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.attention import attention_problems
 from tests.cam.nets import images, order

@@ -27,7 +27,8 @@ from cam import (
     explain,
     explain_in_steps,
 )
-from cam.drawing.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import resize
 from cam.errors import LayerReused, MethodUnsuited, NoGradientPath, UnknownLayer
 from cam.methods.progress import Passes, Progress
 from cam.outputs.reading import Reading

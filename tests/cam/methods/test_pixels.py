@@ -12,7 +12,8 @@ from pytorch_grad_cam import GuidedBackpropReLUModel
 from torch import Tensor, nn
 
 from cam import ClassTarget, explain
-from cam.drawing.heatmap import minmax, resize
+from cam.drawing.heatmap import minmax
+from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.background import declare_background
 from cam.passes.batch_dependence import conduct_of

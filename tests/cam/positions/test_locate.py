@@ -17,8 +17,7 @@ from torch.nn.functional import interpolate
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersForImageClassification
 
 from cam import Question, UnitTarget, default_layer, explain, explain_batch, survey
-from cam.drawing.heatmap import Box, resize
-from cam.drawing.placement import Placement
+from cam.drawing.placement import Box, Placement, resize
 from cam.errors import LayerNotSpatial, MethodUnsuited, UnknownLayer
 from cam.explanation import ExplainedImage
 from cam.hooks.grids import Grid

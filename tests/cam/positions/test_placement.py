@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
 from cam import ClassTarget, default_layer, explain, factorise, observe, survey
-from cam.drawing.heatmap import Box, place
-from cam.drawing.placement import Placement
+from cam.drawing.placement import Box, Placement, place
 from cam.errors import LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.positions.locate import locate

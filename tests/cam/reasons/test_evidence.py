@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cam import CamError, ClassTarget, Reason, evidence_layers, explain
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.errors import InvalidOption, NothingDetected
 from cam.reasons.cascade import Cascade
 from tests.cam.nets import images, small

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from cam import METRICS
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from cam.evaluation.metrics import MetricOptions, Score
 from service.core import schemas
 from service.core.bootstrap import interval

@@ -18,7 +18,7 @@ from timm.data import create_transform, resolve_data_config
 from torch import Tensor
 from torchvision.models import ConvNeXt_Tiny_Weights, Inception_V3_Weights, ResNet50_Weights
 
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from service.loading.sources import build
 from service.loading.transforms import Normalisation
 from service.models.catalog import ModelEntry

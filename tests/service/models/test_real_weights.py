@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 import cam
-from cam.drawing.heatmap import resize
+from cam.drawing.placement import resize
 from cam.outputs.outputs import forward
 from service.loading.served_model import ServedModel, load
 from tests.service.live import ROOT

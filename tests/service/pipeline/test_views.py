@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.drawing.heatmap import Region, hot_region
+from cam.drawing.heatmap import hot_region
 from cam.drawing.overlay import COLORMAPS, colorize, contour, overlay, paint
+from cam.drawing.placement import Region
 from tests.service.conftest import CAT, ESPRESSO, MODEL, values
 from tests.service.http.test_bad_input import check
 

@@ -23,7 +23,7 @@ from cam import (
     UnitTarget,
 )
 from cam.answers.answer import Alternative, AnswerProgress, AnswerToken, words_of
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from service.backend.work import Explain
 from service.core import errors
 from service.core.errors import InvalidParameter, Problem, Unavailable

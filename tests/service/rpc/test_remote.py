@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from cam import AnswerOptions, ClassTarget, Question
-from cam.drawing.heatmap import Box
+from cam.drawing.placement import Box
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Score
 from cam.methods.progress import Completeness, Progress

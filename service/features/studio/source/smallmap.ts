@@ -1,5 +1,5 @@
 // A layer's small map on the pixels of a picture: the same numbers as the service's pictures have
-// (cam/drawing/heatmap.py: bilinear, half-pixel centres, edges held; then scaled to 0 … 1).
+// (cam/drawing/placement.py: bilinear, half-pixel centres, edges held; then scaled to 0 … 1).
 
 import type { Box, Explanation } from "./api";
 

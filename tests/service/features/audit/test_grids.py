@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from service.backend.interface import ModelBackend
 from service.backend.work import Explain, Pixels
 from service.core.errors import (

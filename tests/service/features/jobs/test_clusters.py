@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.drawing.heatmap import Float
+from cam.drawing.placement import Float
 from service.features.jobs import clusters
 from service.features.jobs import routes as job_routes
 from service.features.jobs.clusters import Clusterings, spread

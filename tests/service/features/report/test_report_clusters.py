@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from cam.drawing.heatmap import Box, Float
+from cam.drawing.placement import Box, Float
 from service.core.errors import UndecodableImage
 from service.features.batch.configuration import source_of
 from service.features.report import clusters as report_clusters
