@@ -30,6 +30,11 @@ def test_the_document_is_current() -> None:
     assert create_app(Settings()).openapi() == DOCUMENT, "run: make openapi"
 
 
+def test_another_app_of_the_process_has_the_same_document() -> None:
+    """Apps share the descriptions of their requests and answers, and change none."""
+    assert [create_app(Settings()).openapi() for _ in range(2)] == [DOCUMENT, DOCUMENT]
+
+
 def test_a_parameter_is_left_out_and_never_null() -> None:
     """A query has no null, and generators name types after it that do not compile."""
     schemas = [
