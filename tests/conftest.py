@@ -1,5 +1,6 @@
 """What holds for every test: a small machine, and no folder but the test's own."""
 
+import gc
 import os
 import re
 import tempfile
@@ -42,3 +43,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
     return bool(WHOLLY_SLOW.search(collection_path.read_text())) or None
+
+
+# What is imported stays: a collection that looks for garbage in it takes as long as a test.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # at the end extensions complain of what is left
