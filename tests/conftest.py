@@ -1,10 +1,14 @@
 """What holds for every test: a small machine, and no folder but the test's own."""
 
+import gc
 import os
+import re
 import tempfile
 from functools import partialmethod
+from pathlib import Path
 
 import cv2
+import pytest
 import torch
 from starlette.testclient import TestClient
 
@@ -30,3 +34,27 @@ os.environ["GRADCAM_RUNTIME"] = "torch"
 setattr(  # noqa: B010 - mypy allows no assignment
     TestClient, "__init__", partialmethod(TestClient.__init__, base_url="http://localhost")
 )
+
+WHOLLY_SLOW = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of slow tests alone where those do not run: each worker would import them."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return bool(WHOLLY_SLOW.search(collection_path.read_text())) or None
+
+
+# What is imported stays: a collection that looks for garbage in it takes as long as a test.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # at the end extensions complain of what is left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from pydantic import BaseModel, Field, create_model
@@ -88,9 +89,7 @@ def takes(
         return extra
     content = {JSON: {"schema": _schema(body), "example": example}}
     if form:
-        name = body.__name__.replace("Request", "Form")
-        fields = create_model(name, __base__=form, image=(list[bytes], Field(min_length=1)))
-        content["multipart/form-data"] = {"schema": _schema(fields)}
+        content["multipart/form-data"] = {"schema": _schema(_form_of(body, form))}
     for media_type, shown in (files or {}).items():
         content[media_type] = FILE | ({"example": shown} if shown else {})
     return {**extra, "requestBody": {"required": True, "content": content}}
@@ -115,6 +114,7 @@ def gather_components(document: dict[str, Any]) -> None:
     document["components"]["schemas"] = dict(sorted(schemas.items()))
 
 
+@cache
 def worked_example(model: type[BaseModel]) -> Any:
     """Return an example of an answer, made of its required fields and of the other fields that have
     an example."""
@@ -137,6 +137,16 @@ def worked_example(model: type[BaseModel]) -> Any:
     return example(schema)
 
 
+# What is described is kept: schemas are most of what it takes to make an app. FastAPI copies them
+# into its document.
+@cache
+def _form_of(body: type[BaseModel], form: type[BaseModel]) -> type[BaseModel]:
+    """Return the schema of a form: its fields, and the images."""
+    name = body.__name__.replace("Request", "Form")
+    return create_model(name, __base__=form, image=(list[bytes], Field(min_length=1)))
+
+
+@cache
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return a reference to the model's schema, with all schemas that it needs in `$defs`."""
     named, definitions = models_json_schema(
@@ -145,6 +155,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return {**named[model, "validation"], **definitions}
 
 
+@cache
 def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
     """Return the model's fields as parameters. The first one holds the definitions of all."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,17 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 PHOTO = Image.fromarray(PIXELS)
 
 
+@cache
+def of_timm() -> Any:
+    torch.manual_seed(0)
+    return timm.create_model("test_resnet", pretrained=False).eval()
+
+
 @pytest.mark.parametrize(
     "photos", [PHOTO, PIXELS, [PHOTO], (PIXELS,), PIXELS[None], PHOTO.convert("RGBA")]
 )
 def test_a_model_of_timm_knows_its_preprocessing(photos: Any) -> None:
-    torch.manual_seed(0)
-    model = timm.create_model("test_resnet", pretrained=False).eval()
+    model = of_timm()
     prepared = create_transform(**resolve_model_data_config(model))(PHOTO)[None]
     (expected,) = explain(model, prepared, target=3)
     (found,) = explain(model, photos, target=3)

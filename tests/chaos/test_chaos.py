@@ -8,10 +8,11 @@ import pytest
 
 from tests.chaos import ATTACKS
 
+pytestmark = pytest.mark.slow
+
 SCALE = 0.03
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack(attack: str) -> None:
     for found in asyncio.run(ATTACKS[attack](SCALE)):

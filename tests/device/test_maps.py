@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cam import METHODS, ClassTarget, SimilarityTarget, Target, UnitTarget, embed, explain
 from cam.agreement import spearman
 from tests.cam.nets import ATTENDING, DETECTING, OfModules, detector, segmenter, small
+from tests.quick import quick
 
 CLASSIFYING = [name for name in METHODS if name not in (*ATTENDING, *DETECTING)]
 RANDOM = ("smoothgradcam++", "smoothgrad", "sscam", "rise")
@@ -50,7 +51,7 @@ def test_every_method(method: str, device: torch.device) -> None:
     same(model, images(2, 8), device, target=1, method=method, **budget)
 
 
-@pytest.mark.parametrize("method", ATTENDING)
+@pytest.mark.parametrize("method", quick(ATTENDING, ["legrad"]))
 def test_methods_of_attention(method: str, device: torch.device) -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=5, depth=2).eval()

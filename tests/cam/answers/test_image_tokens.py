@@ -14,6 +14,7 @@ from cam.answers.image_tokens import Tile, on_photo, tiles_of
 from cam.drawing.placement import Box
 from cam.errors import ModelError
 from tests.answering import FAMILIES, family
+from tests.quick import quick
 
 # PaliGemma's processor asks a tensor for an array as older versions of NumPy did.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -72,7 +73,7 @@ def test_the_grids_of_a_family(name: str) -> None:
         np.testing.assert_allclose(box, where, atol=0.02)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick(FAMILIES, ["llava", "qwen2.5-vl", "paligemma", "gemma3"]))
 def test_a_family_is_checked_against_changes_of_the_picture_and_generate(name: str) -> None:
     VisionLanguageModel(*family(name)).check()
 

@@ -17,6 +17,7 @@ from cam.clusters import Clusters, find, find_clusters
 from cam.drawing.placement import Float
 from cam.errors import InvalidImages
 from tests.cam.clusters.synthetic import blobs
+from tests.quick import quick
 
 Photos = NDArray[np.uint8]
 MARKED = 12
@@ -81,7 +82,7 @@ def of_two_viewpoints(seed: int, every: int, count: int = 200) -> tuple[list[Flo
     return maps, photos
 
 
-@pytest.mark.parametrize("every", [4, 5, 7])
+@pytest.mark.parametrize("every", quick([4, 5, 7], [5]))
 def test_another_viewpoint_is_no_mark(every: int) -> None:
     """Their maps are of one pattern at a place of their own, and what the photos show there is as
     different as elsewhere: nine of nine such sets were called shortcuts."""

@@ -81,7 +81,11 @@ def test_a_kind_of_the_object_is_no_mark() -> None:
 
 @pytest.mark.parametrize(
     ("mark", "others", "covered"),
-    [("fog", "things", True), ("offset", "things", True), (None, "crops", False)],
+    [
+        ("fog", "things", True),
+        pytest.param("offset", "things", True, marks=pytest.mark.slow),
+        pytest.param(None, "crops", False, marks=pytest.mark.slow),
+    ],
 )
 def test_one_change_of_whole_photos_is_found_and_other_photos_are_not(
     mark: str | None, others: str, covered: bool

@@ -104,6 +104,7 @@ def test_all_leaves_at_once_with_each_call_of_a_reused_one() -> None:
     assert hook_count(model) == 0
 
 
+@pytest.mark.slow
 def test_the_first_layer_of_vgg_16() -> None:
     """Its 64 maps are the convolution written out; hooks see it before the in-place ReLU."""
     torch.manual_seed(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,12 +18,10 @@ ATTENTION = ATTENDING
 
 
 @pytest.fixture(scope="module", autouse=True)
-def only_what_is_new() -> Iterator[None]:
-    """To look through all that other tests and libraries hold takes a second each time."""
+def only_what_is_new() -> None:
+    """To look through all that other tests hold takes a second each time."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def tensors() -> int:

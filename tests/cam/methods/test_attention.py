@@ -393,7 +393,7 @@ def test_every_librarys_transformer(build: Callable[[], nn.Module], method: str)
 def test_what_has_no_such_attention_is_refused(method: str) -> None:
     for model, words in (
         (small(), "it needs a transformer"),
-        (torchvision.models.swin_t(), "attention joins tokens within windows"),
+        (built(torchvision.models.swin_t), "attention joins tokens within windows"),
     ):
         with pytest.raises(MethodUnsuited, match=words):
             explain(model.eval(), images(1, size=64), method=method)

@@ -289,7 +289,7 @@ def vit() -> nn.Module:
         (resnet, "layer4.0.bn2", (slice(None), 7)),
         (resnet, "layer4.0.downsample", (slice(None), 7)),
         (resnet, "layer3.0.downsample.0", (slice(None), 7)),
-        (densenet, "features", (slice(None), 7)),
+        pytest.param(densenet, "features", (slice(None), 7), marks=pytest.mark.slow),
         (densenet, "features.denseblock3", (slice(None), 7)),
         (vit, "blocks.2.norm1", (slice(None), slice(1, None), 7)),
     ],

@@ -92,7 +92,13 @@ def side(name: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("name", REFUSED)
+OF_EACH_REASON = (
+    *("xcit_nano_12_p16_224", "cait_xxs24_224", "vit_small_patch16_18x2_224", "nest_tiny"),
+    *("pvt_v2_b0", "coatnet_pico_rw_224", "mobilevitv2_050"),
+)
+
+
+@pytest.mark.parametrize("name", quick(REFUSED, OF_EACH_REASON))
 def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
     words, options = REFUSED[name]
     model, x = built(name, options), images(1, size=side(name))
@@ -105,7 +111,13 @@ def test_what_is_refused_is_refused_with_its_reason(name: str) -> None:
     assert hook_count(model) == 0
 
 
-@pytest.mark.parametrize("name", DONE)
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        DONE,
+        ["vit_tiny_patch16_224", "beit_base_patch16_224", "convit_tiny"],
+    ),
+)
 def test_what_is_not_refused_is_done(name: str) -> None:
     model, x = stirred(built(name, DONE[name])), images(1, size=side(name))
     cells = 5 if side(name) == 70 else 4

@@ -83,13 +83,14 @@ def yolos() -> nn.Module:
     ("build", "form", "default", "levels"),
     [
         (detr, "detr", "model.encoder.layers.1", ("model.encoder.layers.1",)),
-        (
+        pytest.param(
             deformable,
             "detr-sigmoid",
             "model.input_proj.2",
             tuple(f"model.input_proj.{turn}" for turn in range(3)),
+            marks=pytest.mark.slow,
         ),
-        (yolos, "detr", "vit.encoder.layer.0", None),
+        pytest.param(yolos, "detr", "vit.encoder.layer.0", None, marks=pytest.mark.slow),
     ],
 )
 def test_maps_of_queries(

@@ -104,6 +104,7 @@ def test_the_operations_of_maps_that_need_a_warning() -> None:
     assert "2 × 2 positions" in " ".join(answer.explanations[0].warnings)
 
 
+@pytest.mark.slow
 def test_what_is_added_to_resnet_18() -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None).eval()

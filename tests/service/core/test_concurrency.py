@@ -66,7 +66,7 @@ async def complaints() -> AsyncIterator[list[str]]:
     said: list[str] = []
     former = loop.get_exception_handler()
     loop.set_exception_handler(lambda _, context: said.append(context["message"]))
-    gc.freeze()  # only what the test has made is collected: all of torch would take seconds
+    gc.freeze()  # only what the test has made is collected
     try:
         yield said
         await settled()
@@ -75,7 +75,6 @@ async def complaints() -> AsyncIterator[list[str]]:
         assert [task for task in asyncio.all_tasks() if "concurrency.py" in repr(task)] == []
         assert said == []
     finally:
-        gc.unfreeze()
         loop.set_exception_handler(former)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 from collections.abc import Generator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import Tensor
 from cam import METHODS, ClassTarget, Question
 from cam.methods.progress import Progress
 from service.backend.work import Explain
+from service.core.disk_cache import DiskCache
 from service.core.errors import (
     ConfigError,
     Problem,
@@ -43,7 +45,10 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def model() -> ServedModel:
-    return load(EMBEDDED)
+    entry = EMBEDDED.model_copy(
+        update={"runtime": Settings().runtime}
+    )  # as the service asks for it
+    return load(entry.copies[0], DiskCache(Path(os.environ["TESTS_CACHE"])))
 
 
 def image(seed: int) -> ModelInput:

@@ -43,8 +43,8 @@ def test_statistics_are_those_of_the_arrays(client: TestClient, cat: bytes) -> N
     one = np.zeros(1000, np.float32)
     one[281] = 1
     np.testing.assert_array_equal(arrays["classifier.gradient"], one)
-    weight = load(EMBEDDED).module.get_parameter("classifier.weight").numpy()
-    bias = load(EMBEDDED).module.get_parameter("classifier.bias").numpy()
+    head = load(EMBEDDED).module.get_submodule("classifier")
+    weight, bias = (head.get_parameter(name).numpy() for name in ("weight", "bias"))
     np.testing.assert_allclose(logits, weight @ arrays["classifier.input"] + bias, atol=1e-4)
 
 

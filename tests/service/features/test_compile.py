@@ -79,10 +79,11 @@ def test_the_next_start_runs_what_was_compiled(
         (["tiny", "--size", "3"], {}, "--size is 3; it can be 1 … 2"),
         (["tiny", "--size", "0"], {}, "--size is 0; it can be 1 … 2"),
         (["tiny"], {'"fast"': '"auto"'}, 'mode = "fast" in its entry allows others'),
-        (
+        pytest.param(
             ["tiny"],
             {"factories:tiny": "factories:vit", "size = 8": "size = 64"},
             "linear behind the mean of a layer",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -148,7 +148,8 @@ def test_class_activation_maps(form: Form, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("form", [pytest.param("onnx", marks=pytest.mark.slow), "openvino"])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
 def test_recipro_cam_where_no_linear_head_reads_the_mean(form: Form, tmp_path: Path) -> None:
     model, file = model_of("residual"), tmp_path / FILES[form]
     done = export(model, file, form)

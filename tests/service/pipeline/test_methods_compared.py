@@ -54,6 +54,7 @@ def explained(client: httpx2.Client, photo: bytes, **query: Any) -> list[dict[st
     return found
 
 
+@pytest.mark.slow
 def test_methods_are_compared_at_one_layer(tuned: TestClient, cat: bytes) -> None:
     asked = {"size": "layer", "normalize": "none", "model": "/v1/models/tuned"}
     (alone,) = explained(tuned, cat, method="layercam", **asked)

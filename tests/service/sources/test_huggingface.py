@@ -22,6 +22,7 @@ from service.loading.served_model import ServedModel, load
 from service.loading.transforms import Normalisation
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.preprocessing import Preprocessing
+from tests.quick import quick
 from tests.service.factories import evil_checkpoint
 
 PHOTOS = [
@@ -219,7 +220,13 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", PROCESSORS)
+OF_EACH_STEP = (
+    *("vit", "convnext", "mobilevit, of blue, green, red", "efficientnet, normalised twice"),
+    *("not rescaled", "bicubic", "an input that is not square"),
+)
+
+
+@pytest.mark.parametrize("case", quick(PROCESSORS, OF_EACH_STEP))
 def test_pixels_equal_those_of_the_image_processor(tmp_path: Path, case: str) -> None:
     """At most one gray level apart, and a few at edges that Pillow's passes clip."""
     name, changes = PROCESSORS[case]

@@ -43,13 +43,18 @@ def behind(peer: str, folder: Path, **given: Any) -> Iterator[TestClient]:
         yield client
 
 
+TRUSTING = {"trusted_proxies": "10.0.0.0/8,::1", "hosts": "maps.example"}
+
+
 @pytest.fixture
 def trusting(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "folder": tmp_path,
-        "trusted_proxies": "10.0.0.0/8,::1",
-        "hosts": "maps.example",
-    }
+    return {"folder": tmp_path, **TRUSTING}
+
+
+@pytest.fixture(scope="module")
+def behind_a_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with behind(PROXY, tmp_path_factory.mktemp("jobs"), **TRUSTING) as client:
+        yield client
 
 
 def redirected(client: TestClient, **headers: str) -> str:
@@ -168,10 +173,9 @@ def test_addresses_of_either_version_are_trusted(trusting: dict[str, Any], peer:
     ],
 )
 def test_what_is_no_host_scheme_or_path_is_ignored(
-    trusting: dict[str, Any], name: str, value: str
+    behind_a_proxy: TestClient, name: str, value: str
 ) -> None:
-    with behind(PROXY, **trusting) as client:
-        assert redirected(client, **{name: value}) == "http://localhost/v1/models"
+    assert redirected(behind_a_proxy, **{name: value}) == "http://localhost/v1/models"
 
 
 def test_a_header_that_comes_twice_is_ignored(trusting: dict[str, Any]) -> None:
