@@ -58,4 +58,3 @@ def test_what_is_there_is_left_out_of_garbage_collection() -> None:
         assert gc.get_threshold()[1:] == threshold[1:]
     finally:
         gc.set_threshold(*threshold)
-        gc.unfreeze()
