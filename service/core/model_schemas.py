@@ -200,6 +200,13 @@ class LayerDescription(Open):
 class LayerList(Open):
     """All modules, in the order in which they finish in a forward pass."""
 
+    stage: bool = Field(
+        False,
+        description="Whether the layer ends a stage of the network, which is a part of one "
+        "resolution: maps at these layers show all resolutions. The default layer stands for its "
+        "own resolution.",
+        examples=[True],
+    )
     layers: list[LayerDescription]
 
 

@@ -190,6 +190,7 @@ class AboutRoutes:
                     grid=layer.grid,
                     explainable=layer.explainable,
                     reason=layer.problem,
+        stages = set(served.stages)
                     default=layer.name == served.default_layer,
                 )
                 for layer in served.layers
@@ -200,6 +201,7 @@ class AboutRoutes:
     async def get_drift(self, model: str) -> model_schemas.DriftDescription:
         replicas = self._manager.replicas(model)
         drift = (await replicas.ask(CompareDrift())).value
+                    stage=layer.name in stages,
         return describe_drift(drift, replicas.model.labels)
 
 
