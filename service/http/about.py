@@ -13,7 +13,7 @@ from service.backend.answers import Drift
 from service.backend.interface import NO_MODEL, Backend
 from service.backend.work import CompareDrift
 from service.core import model_schemas
-from service.core.errors import Unavailable
+from service.core.errors import Problem, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.core.model_schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.http.access import needs
@@ -116,9 +116,18 @@ class AboutRoutes:
 
     @needs("read")
     async def list_models(self) -> model_schemas.ModelList:
+        names = self._manager.names
         return model_schemas.ModelList(
-            models=self._manager.names, detail=None if self._manager.names else NO_MODEL
+            models=names,
+            takes_text=[name for name in names if self._takes_text(name)] or None,
+            detail=None if names else NO_MODEL,
         )
+
+    def _takes_text(self, name: str) -> bool:
+        try:
+            return self._manager.replicas(name).model.takes_text
+        except Problem:  # it is not loaded
+            return False
 
     @needs("read")
     async def get_model(self, model: str) -> model_schemas.ModelDescription:
@@ -181,6 +190,7 @@ class AboutRoutes:
     @needs("read")
     async def list_layers(self, model: str) -> model_schemas.LayerList:
         served = self._manager.replicas(model).model
+        stages = set(served.stages)
         return model_schemas.LayerList(
             layers=[
                 model_schemas.LayerDescription(
@@ -190,8 +200,8 @@ class AboutRoutes:
                     grid=layer.grid,
                     explainable=layer.explainable,
                     reason=layer.problem,
-        stages = set(served.stages)
                     default=layer.name == served.default_layer,
+                    stage=layer.name in stages,
                 )
                 for layer in served.layers
             ]
@@ -201,7 +211,6 @@ class AboutRoutes:
     async def get_drift(self, model: str) -> model_schemas.DriftDescription:
         replicas = self._manager.replicas(model)
         drift = (await replicas.ask(CompareDrift())).value
-                    stage=layer.name in stages,
         return describe_drift(drift, replicas.model.labels)
 
 

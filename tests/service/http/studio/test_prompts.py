@@ -143,6 +143,9 @@ def test_only_models_that_take_words_are_asked_with_words(
     explained(page)
     ask(page, "a dog")
     assert httpx2.get(f"{address}/v1/models/clip").json()["takes_text"]
+    listed = httpx2.get(f"{address}/v1/models").json()
+    assert listed["models"] == ["clip", "words", "efficientnet-lite0"]
+    assert listed["takes_text"] == ["clip", "words"]
     page.locator("#model").select_option("efficientnet-lite0")
     explained(page)
     expect(page.locator("#prompt")).to_have_count(0)
