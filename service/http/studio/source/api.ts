@@ -176,8 +176,9 @@ export interface Item { item: string; cursor: number; explanations?: Explanation
 export interface JobClusters {
   explained: number; read: number; note?: string;
   classes: { class: { index?: number; label: string }; maps: number; note?: string; own_place?: { sentence: string };
-    clusters: { cluster: number; suspect: boolean; sentences: string[]; items: string[]; mean: number[][] }[] }[];
+    clusters: Cluster[] }[];
 }
+export interface Cluster { cluster: number; suspect: boolean; sentences: string[]; items: string[]; mean: number[][] }
 export interface Audit {
   photos: number; findings: { kind: string; sentence: string }[]; why_none?: string | null;
   recommendation: { method: string; layer: string; reason: string } | null;

@@ -244,6 +244,9 @@ export const words = {
     (left && eta ? `, about ${Math.ceil(eta)} s` : ""),
   cancel: "Cancel",
   showMore: (left: number) => `Show more (${left} left)`,
+  resultsBefore: "Results before",
+  resultsAfter: "Further results",
+  resultsShown: (from: number, to: number, of: number) => `Results ${from} to ${to} of ${of}`,
   filter: "Which results, and in which order",
   order: "Order",
   orders: { read: "as finished", class: "class", sure: "most probable first", unsure: "least probable first",
@@ -256,6 +259,7 @@ export const words = {
   atMost: "Probability up to",
   found: (shown: number, read: number, ready: number) =>
     `${shown} of ${read} results${ready > read ? `; ${read} of ${ready} are read.` : "."}`,
+  readMore: (count: number) => `Read ${count} more`,
   readAll: "Read all",
   warned: (count: number) => count === 1 ? "1 warning" : `${count} warnings`,
   download: "Download:",
