@@ -46,7 +46,7 @@ def test_nothing_stands_in_the_way(
         page.keyboard.press("Escape")
         page.locator("#tour").click()
         expect(page.locator(".tour")).to_be_visible()
-        page.get_by_role("button", name="Keys").click()
+        page.get_by_role("button", name="Keyboard shortcuts").click()
         assert violations(page) == []
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Work").click()

@@ -151,6 +151,13 @@ def test_only_models_that_take_words_are_asked_with_words(
     expect(page.locator("#prompt")).to_have_count(0)
     assert "text" not in state(page)
     expect(page.locator("#problem")).to_be_hidden()
+    takers = page.locator("#takers button")  # where words can be asked
+    expect(takers).to_have_text(["clip", "words"])
+    takers.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#prompt")).to_be_visible()
+    expect(takers).to_have_count(0)
+    assert state(page)["model"] == "clip"
 
 
 @pytest.mark.parametrize("width", [390, 1280])
