@@ -133,7 +133,7 @@ export function Beside() {
         DIFFERENCE)} />
         <figcaption><Bar look={DIFFERENCE} signed ticks={SIGNED} />
           <span id="legend-difference">{legend}<br />
-            <small id="alike">{!Number.isNaN(alike) && `${words.together(alike.toFixed(2))}. ${words.agreementHint}`}</small></span></figcaption></figure>}
+            <small id="alike">{!Number.isNaN(alike) && `${words.together(alike.toFixed(2))}: ${words.agreementMeans}`}</small></span></figcaption></figure>}
     </div>}
     {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}
     {that && <p class="row">{both && <button type="button" id="swipe-both" aria-pressed={swipes.value}

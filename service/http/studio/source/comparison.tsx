@@ -113,12 +113,12 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   const told = methodNamed(name), of = bare ? `${name} · ${layer}` : name;
   const chosen = method.value?.name === name && (!bare || now?.explanation.layer === layer);
   const alike = useMemo(() => made && now && on && !chosen ? agreement(made, now, on) : NaN, [made, now, on, chosen]);
-  const agrees = Number.isNaN(alike) ? "" : words.together(alike.toFixed(2));
+  const correlation = Number.isNaN(alike) ? "" : alike.toFixed(2), agrees = correlation && words.together(correlation);
   if (made) {
     return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}
       onClick={() => { setMethod(name); if (bare) choose({ layer }); }}>
       <Small made={made} label={`${made.explanation.layer ? words.methodAt(name, made.explanation.layer) : name}${agrees && `, ${agrees}`}`} />
-      <span>{!bare && of}{agrees && <small> {agrees}</small>}</span>
+      <span>{!bare && of}{agrees && <small> {bare ? correlation : agrees}</small>}</span>
     </button>;
   }
   return <div class="map empty">
@@ -173,7 +173,7 @@ export function Comparison() {
       {words.compareNow}</button>
       <button type="button" id="compare-layers" onClick={() => void compare(true)}>
         {words.compareLayers}</button> <span class="soft">{words.compareHint}</span></p>
-    {cells.value?.some((cell) => cell.shown) && <p class="soft" id="agreement">{words.agreementHint}</p>}
+    {cells.value?.some((cell) => cell.shown) && <p class="soft" id="agreement">{words.agreementHint}{words.agreementMeans}</p>}
     {cells.value && (columns.value.length ? <Table all={cells.value} /> : <ul class="grid">
       {cells.value.map((cell) => <li key={cell.method} class={cell.busy ? "busy" : ""}><CellView cell={cell} /></li>)}
     </ul>)}

@@ -56,7 +56,7 @@ export const words = {
     `${name} is ${what}. It has ${grid} places, one for each ${pixels} pixels of the ${input} that the model gets.`,
   layersJoined: (names: string) => `The method joins the maps of ${names.split(" + ").length} layers: ${names.replaceAll(" + ", ", ")}.`,
   atInput: "The map is made at the model's input: each pixel has a number of its own.",
-  takers: "This model knows only its classes. Words of your own can be asked of",
+  takers: "This model knows only its classes. Words of your own can be asked of:",
   methodTold: (name: string, summary: string, cost: string) => `${name}: ${summary} (${cost}).`,
   automatic: (layer: string | null) => `automatic (${layer ?? "none"})`,
   fit: "The model sees",
@@ -94,8 +94,9 @@ export const words = {
   compareNow: "Compare all methods",
   compareHint: "The first button makes a map of this class by each method, the second one also at the end of each stage " +
     "of the network. Methods of many passes wait for a click.",
-  agreementHint: "Agreement is the rank correlation with the map on the screen: 1 if both order all places alike, 0 if " +
-    "they have nothing in common, −1 if one has the order of the other in reverse.",
+  agreementHint: "The number below a map is its agreement with the map on the screen, by rank correlation: ",
+  agreementMeans: "1 if both order all places alike, 0 if they have nothing in common, −1 if one has the order of the " +
+    "other in reverse.",
   compute: (passes: string) => `Compute (${passes})`,
   together: (correlation: string) => `agreement ${correlation}`,
   take: "Take along",
