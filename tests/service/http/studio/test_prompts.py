@@ -158,6 +158,7 @@ def test_only_models_that_take_words_are_asked_with_words(
     expect(page.locator("#prompt")).to_be_visible()
     expect(takers).to_have_count(0)
     assert state(page)["model"] == "clip"
+    assert page.evaluate("document.activeElement !== document.body")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -151,6 +151,7 @@ def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: by
     assert work.locator("#read-more").inner_text() == "Read 200 more"
     work.locator("#read-all").click()
     expect(said).to_have_text("630 of 630 results.")
+    assert work.evaluate("document.activeElement !== document.body")  # the button has gone
     assert max(asked) == 25
     results, names = work.locator(".jobs ul.grid > li"), set[str]()
     for page, last in enumerate((192, 384, 576, 630)):  # few stand on the page at once
@@ -166,6 +167,7 @@ def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: by
             work.locator(".jobs .after").click()
     assert {name.split("\n")[0] for name in names} == {f"{n}.png" for n in range(1, 631)}
     expect(work.locator(".jobs .after")).to_be_disabled()
+    assert work.evaluate("document.activeElement !== document.body")
     work.locator(".jobs .before").click()
     expect(work.locator(".jobs")).to_contain_text("Results 385 to 408 of 630")
     work.locator("#order").select_option("class")
