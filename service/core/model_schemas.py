@@ -24,6 +24,11 @@ from service.core.schemas import Open
 
 class ModelList(Open):
     models: list[str] = Field(examples=[["efficientnet-lite0"]])
+    takes_text: list[str] | None = Field(
+        None,
+        description="The loaded models of which a target may be a text, if there are any.",
+        examples=[["clip"]],
+    )
     detail: str | None = Field(None, description="What to do, if the list is empty.")
 
 
@@ -209,6 +214,13 @@ class LayerDescription(Open):
     explainable: bool = Field(examples=[True])
     reason: str | None = Field(None, description="Why the layer is not explainable.")
     default: bool = Field(examples=[True])
+    stage: bool = Field(
+        False,
+        description="Whether the layer ends a stage of the network, which is a part of one "
+        "resolution: maps at these layers show all resolutions. The default layer stands for its "
+        "own resolution.",
+        examples=[True],
+    )
 
 
 class LayerList(Open):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from cam import METHODS
 from service.backend.interface import NO_MODEL, Backend
 from service.core import model_schemas
-from service.core.errors import Unavailable
+from service.core.errors import Problem, Unavailable
 from service.core.metrics import CONTENT_TYPE, Metrics
 from service.http.access import needs
 from service.http.contract import answers
@@ -94,9 +94,18 @@ class AboutRoutes:
 
     @needs("read")
     async def list_models(self) -> model_schemas.ModelList:
+        names = self._manager.names
         return model_schemas.ModelList(
-            models=self._manager.names, detail=None if self._manager.names else NO_MODEL
+            models=names,
+            takes_text=[name for name in names if self._takes_text(name)] or None,
+            detail=None if names else NO_MODEL,
         )
+
+    def _takes_text(self, name: str) -> bool:
+        try:
+            return self._manager.replicas(name).model.takes_text
+        except Problem:  # it is not loaded
+            return False
 
     @needs("read")
     async def get_model(self, model: str) -> model_schemas.ModelDescription:
@@ -140,6 +149,7 @@ class AboutRoutes:
     @needs("read")
     async def list_layers(self, model: str) -> model_schemas.LayerList:
         served = self._manager.replicas(model).model
+        stages = set(served.stages)
         return model_schemas.LayerList(
             layers=[
                 model_schemas.LayerDescription(
@@ -148,6 +158,7 @@ class AboutRoutes:
                     explainable=layer.explainable,
                     reason=layer.problem,
                     default=layer.name == served.default_layer,
+                    stage=layer.name in stages,
                 )
                 for layer in served.layers
             ]

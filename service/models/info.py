@@ -118,6 +118,29 @@ class ModelInfo:
             raise UnknownLayer(f"model {self.name!r} has no default layer: {self.no_default}")
         return self.default_layer
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The ends of the network's stages, in execution order: of each resolution the last layer
+        with the fewest dots in its name, and the default layer for its own resolution.
+
+        The layers are explainable, and they are blocks if the network has blocks: modules whose
+        modules have modules. A normalisation or a convolution at the top of the network, and the
+        layers before the end of a block that halves the resolution, are no ends. (RefineCAM's
+        layers are others, because its formula is for rectified ones: see
+        `cam.layers.stage_layers`.)"""
+        usable = [layer for layer in self.layers if layer.explainable and layer.grid]
+        parts = [layer.name.split(".") for layer in usable]
+        above = {".".join(names[:end]) for names in parts for end in range(1, len(names) - 1)}
+        blocks = [layer for layer in usable if layer.name in above]
+        ends: dict[tuple[int, int] | None, str] = {}
+        for layer in blocks or usable:
+            before = ends.get(layer.grid)
+            if before is None or layer.name.count(".") <= before.count("."):
+                ends[layer.grid] = layer.name
+        ends |= {layer.grid: layer.name for layer in usable if layer.name == self.default_layer}
+        found = set(ends.values())
+        return tuple(layer.name for layer in usable if layer.name in found)
+
     def has_layer(self, method: str) -> bool:
         """Return whether a method has a default layer."""
         return self.default_layer is not None or method in self.method_layers

@@ -206,25 +206,16 @@ def require_one_class(parameters: Parameters) -> None:
 
 
 def finer_stages(model: ModelInfo) -> list[str]:
-    """Return the layer that is audited beside the one at which a method is served: the last stage
-    with the next finer grid than the default layer's, if there is one."""
-    by_name = {layer.name: layer for layer in model.layers}
-    default = model.default
-    grid = by_name[default].grid if default in by_name else None
-    if grid is None:
-        return []
+    """Return the layer that is audited beside the one at which a method is served: the stage with
+    the next finer grid than the default layer's, if there is one."""
+    grids = {layer.name: layer.grid for layer in model.layers}
+    grid = grids.get(model.default)
     finer = [
-        layer
-        for layer in model.layers
-        if layer.explainable and layer.grid and layer.grid[0] > grid[0] and layer.grid[1] > grid[1]
+        (found, name)
+        for name in model.stages
+        if grid and (found := grids[name]) and found[0] > grid[0] and found[1] > grid[1]
     ]
-    if not finer:
-        return []
-    nearest = min(layer.grid for layer in finer if layer.grid)
-    same = [layer.name for layer in finer if layer.grid == nearest]
-    # A stage is a module that contains others, so its name has the fewest parts.
-    depth = min(name.count(".") for name in same)
-    return [[name for name in same if name.count(".") == depth][-1]]
+    return [min(finer)[1]] if finer else []
 
 
 def with_target(question: Question, target: ClassTarget) -> Question:

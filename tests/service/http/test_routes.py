@@ -79,6 +79,14 @@ def test_layers_in_execution_order_with_the_default_and_reasons(client: TestClie
     assert names.index("conv_stem") < names.index("blocks.0") < names.index("bn2")
     (default,) = [layer for layer in layers if layer["default"]]
     assert (default["name"], default["output_shape"]) == ("bn2", [1280, 7, 7])
+    stages = {layer["name"]: layer["grid"] for layer in layers if layer["stage"]}
+    assert stages == {
+        "blocks.0": [112, 112],
+        "blocks.1": [56, 56],
+        "blocks.2": [28, 28],
+        "blocks.4": [14, 14],
+        "bn2": [7, 7],
+    }
     classifier = layers[names.index("classifier")]
     assert not classifier["explainable"]
     assert classifier["reason"] == "its output (1000,) is not a grid of positions on the image"

@@ -23,7 +23,9 @@ export interface Model {
   /** Whether a target may be a text. */
   takes_text: boolean;
 }
-export interface Layer { name: string; grid?: [number, number]; explainable: boolean; default: boolean }
+export interface Layer {
+  name: string; grid?: [number, number]; explainable: boolean; default: boolean; stage: boolean;
+}
 export interface Explanation {
   target: LabelledClass & { box?: Box; minus?: LabelledClass; against?: true; score?: number; text?: string;
     minus_text?: string; unit?: { layer: string; channel: number } };
@@ -116,7 +118,7 @@ export const blob = async (path: string, accept: string): Promise<Blob> =>
 export const lines = async <T>(path: string): Promise<T[]> =>
   (await (await ask(path)).text()).split("\n").filter(Boolean).map((line) => JSON.parse(line) as T);
 
-export const models = async () => (await get<{ models: string[] }>("v1/models")).models;
+export const models = () => get<{ models: string[]; takes_text?: string[] }>("v1/models");
 /** The addresses that the service has, as its contract names them. */
 export const addresses = async () => new Set(await get<string[]>("studio/addresses.json"));
 export const model = (name: string) => get<Model>(place(name));
@@ -176,8 +178,9 @@ export interface Item { item: string; cursor: number; explanations?: Explanation
 export interface JobClusters {
   explained: number; read: number; note?: string;
   classes: { class: { index?: number; label: string }; maps: number; note?: string; own_place?: { sentence: string };
-    clusters: { cluster: number; suspect: boolean; sentences: string[]; items: string[]; mean: number[][] }[] }[];
+    clusters: Cluster[] }[];
 }
+export interface Cluster { cluster: number; suspect: boolean; sentences: string[]; items: string[]; mean: number[][] }
 export interface Audit {
   photos: number; findings: { kind: string; sentence: string }[]; why_none?: string | null;
   recommendation: { method: string; layer: string; reason: string } | null;

@@ -64,7 +64,8 @@ const SURE = 0.7;
 
 /** Whether the map has been judged, and with what result. */
 function Judged() {
-  if (!shown.value || model.value?.kind !== "classes" || !does("evaluate")) return null;
+  if (!shown.value) return null;
+  if (model.value?.kind !== "classes" || !does("evaluate")) return <p class="soft">{words.notMeasured}</p>;
   const told = Object.entries(scores.value ?? {});
   if (told.length) {
     return <><p class="soft">{words.judged}</p>
@@ -170,7 +171,8 @@ export function App() {
     return () => { for (const [name, listener] of all) removeEventListener(name, listener); };
   }, []);
   const now = model.value, asks = answers.value;
-  const told = [...leftOut.value, problem.value].filter(Boolean);
+  const kept = leftOut.value.length && strip.value.length ? words.kept(strip.value.length) : "";
+  const told = [...leftOut.value, kept, problem.value].filter(Boolean);
   const works = serves("/v1/jobs"), guided = does("activations") && does("evaluate");
   return <>
     <header>

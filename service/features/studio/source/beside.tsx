@@ -3,6 +3,7 @@
 import { signal, useSignal, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
+import { USUAL_SIGNED, type Look } from "./colours";
 import { agreement } from "./comparison";
 import * as photos from "./photos";
 import type { Picture } from "./photos";
@@ -17,6 +18,7 @@ import { words } from "./words";
 
 /** Both maps and their difference. */
 const PAIR = 3;
+const DIFFERENCE: Look = { view: "heat", opacity: 1, colormap: USUAL_SIGNED, threshold: 0 };
 const other = signal<{ made: Shown; picture: Picture; name: string } | null>(null);
 const problem = signal("");
 let asking = new AbortController();
@@ -128,10 +130,10 @@ export function Beside() {
       <One id="mine" name={same ? now.name : photo.value!.name} on={on} made={mine} />
       <One id="other" name={that.name} on={that.picture} made={that.made} />
       {both && <figure><Canvas id="difference" caption={legend} paint={(canvas) => draw(canvas, on, both,
-        { ...look.value, view: "heat", colormap: "coolwarm", threshold: 0 })} />
-        <figcaption><Bar name="coolwarm" ticks={SIGNED} />
+        DIFFERENCE)} />
+        <figcaption><Bar look={DIFFERENCE} signed ticks={SIGNED} />
           <span id="legend-difference">{legend}<br />
-            <small id="alike">{!Number.isNaN(alike) && words.together(alike.toFixed(2))}</small></span></figcaption></figure>}
+            <small id="alike">{!Number.isNaN(alike) && `${words.together(alike.toFixed(2))}: ${words.agreementMeans}`}</small></span></figcaption></figure>}
     </div>}
     {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}
     {that && <p class="row">{both && <button type="button" id="swipe-both" aria-pressed={swipes.value}

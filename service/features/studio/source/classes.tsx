@@ -96,8 +96,8 @@ export function Classes() {
       aria-expanded={every.value} onClick={() => { every.value = !every.value; }}>
       {(every.value ? words.fewer : words.more)(all.length - likely.length)}</button>}
     {wanted && !matches.length && <p class="soft">{words.noMatch(text.value)}</p>}
-    {now.kind === "classes" && all.length > 0 && <div class="row">
-      <label>{words.contrast} <select id="minus" title={words.contrastHint} value={minus ?? ""}
+    {now.kind === "classes" && all.length > 0 && <><div class="row">
+      <label><strong>{words.contrast}</strong> <select id="minus" aria-describedby="contrast-hint" value={minus ?? ""}
         onChange={({ currentTarget: { value } }) => {
           choose({ text: undefined, minusText: undefined, minus: value === "" ? undefined : Number(value), target: target ?? explained ?? all[0]!.index });
         }}>
@@ -111,6 +111,6 @@ export function Classes() {
         onChange={(event) => choose({ against: event.currentTarget.checked })} /> {words.against}</label>
       <label><input type="checkbox" checked={signed} disabled={!method.value?.signed}
         onChange={(event) => choose({ signed: event.currentTarget.checked })} /> {words.signed}</label>
-    </div>}
+    </div><p class="soft" id="contrast-hint">{words.contrastHint}</p></>}
   </section>;
 }

@@ -37,20 +37,25 @@ export const colormapOf = (look: Look, signed: boolean) => look.colormap || (sig
 /** The threshold of a contour for which none is chosen. */
 export const CONTOUR = 0.5;
 
+/** The colours in which a look draws 256 shades of heat, as red, green, blue and opacity. */
+export function shadesOf(look: Look, signed: boolean): Uint8ClampedArray {
+  const colours = table(colormapOf(look, signed)), bytes = new Uint8ClampedArray(4 * 256);
+  const opacity = look.view === "heat" ? 1 : look.opacity;
+  for (let shade = 0; shade < 256; shade++) {
+    const strength = signed ? Math.abs(shade - 127.5) / 127.5 : shade / 255;
+    const alpha = Math.round(255 * (opacity === "heat" ? HOTTEST * strength : opacity));
+    const shown = strength >= look.threshold ? alpha : 0;
+    bytes.set([colours[3 * shade]!, colours[3 * shade + 1]!, colours[3 * shade + 2]!, shown], 4 * shade);
+  }
+  return bytes;
+}
+
 /** Draws a heat in its colours, transparent where nothing is to be seen of it. */
 export function paint(heat: Heat, look: Look, image: ImageData): void {
   const pixels = new Uint32Array(image.data.buffer).fill(0);
   if (look.view === "photo") return;
   if (look.view === "contour") return outline(heat, look, image);
-  const colours = table(colormapOf(look, heat.signed));
-  const opacity = look.view === "heat" ? 1 : look.opacity;
-  const shades = new Uint32Array(256), bytes = new Uint8Array(shades.buffer);
-  for (let shade = 0; shade < 256; shade++) {
-    const strength = heat.signed ? Math.abs(shade - 127.5) / 127.5 : shade / 255;
-    const alpha = Math.round(255 * (opacity === "heat" ? HOTTEST * strength : opacity));
-    const shown = strength >= look.threshold ? alpha : 0;
-    bytes.set([colours[3 * shade]!, colours[3 * shade + 1]!, colours[3 * shade + 2]!, shown], 4 * shade);
-  }
+  const shades = new Uint32Array(shadesOf(look, heat.signed).buffer);
   const { left, top, width, height } = heat.region;
   for (let y = top; y < top + height; y++) {
     const row = y * image.width;

@@ -62,26 +62,14 @@ function spread<T>(all: T[], most: number): T[] {
   return Array.from({ length: count }, (_, n) => all[Math.round(((n + 1) * all.length) / count) - 1]!);
 }
 
-/** The network's stages: of each resolution the end of its last block, which is the last layer with the fewest
- * dots in its name. The layers before it in a block that halves the resolution are no ends: their maps are noise.
- * The model's default layer stands for its own resolution. A network of one resolution has no stages; then there
- * are some of its blocks. */
+/** The network's stages, as the service names them. A network of one resolution has none: then there are some of
+ * its blocks, which are modules whose modules have modules. */
 export function stages(): Layer[] {
-  const all = usable.value;
-  const dots = ({ name }: Layer) => name.split(".").length;
-  // A block has modules that have modules: the stem of a network, a convolution or a normalisation has none.
-  const blocks = all.filter((layer) => all.some((each) =>
-    each.name.startsWith(`${layer.name}.`) && dots(each) > dots(layer) + 1));
-  const ends = new Map<string, Layer>();
-  for (const layer of blocks.length ? blocks : all) {
-    const grid = layer.grid!.join(), before = ends.get(grid);
-    if (!before || dots(layer) <= dots(before)) ends.set(grid, layer);
-  }
-  const standard = all.find(({ default: is }) => is);
-  if (standard) ends.set(standard.grid!.join(), standard);
-  const found = all.filter((layer) => ends.get(layer.grid!.join()) === layer);
+  const all = usable.value, found = all.filter(({ stage }) => stage);
   if (found.length > 1) return found.slice(-MOST_LAYERS);
-  const numbered = blocks.filter(({ name }) => /\.\d+$/.test(name)), parent = (name: string) => name.slice(0, name.lastIndexOf("."));
+  const parent = (name: string) => name.slice(0, name.lastIndexOf("."));
+  const above = new Set(all.map(({ name }) => parent(parent(name))));
+  const numbered = all.filter(({ name }) => above.has(name) && /\.\d+$/.test(name));
   const largest = numbered.map(({ name }) => numbered.filter((each) => parent(each.name) === parent(name)))
     .reduce((most, each) => each.length > most.length ? each : most, []);
   return largest.length > 1 ? spread(largest, MOST_LAYERS) : found;
@@ -125,18 +113,19 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   const told = methodNamed(name), of = bare ? `${name} · ${layer}` : name;
   const chosen = method.value?.name === name && (!bare || now?.explanation.layer === layer);
   const alike = useMemo(() => made && now && on && !chosen ? agreement(made, now, on) : NaN, [made, now, on, chosen]);
-  const agrees = Number.isNaN(alike) ? "" : words.together(alike.toFixed(2));
+  const correlation = Number.isNaN(alike) ? "" : alike.toFixed(2), agrees = correlation && words.together(correlation);
   if (made) {
     return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}
       onClick={() => { setMethod(name); if (bare) choose({ layer }); }}>
       <Small made={made} label={`${made.explanation.layer ? words.methodAt(name, made.explanation.layer) : name}${agrees && `, ${agrees}`}`} />
-      <span>{!bare && of}{agrees && <small> {agrees}</small>}</span>
+      <span>{!bare && of}{agrees && <small> {bare ? correlation : agrees}</small>}</span>
     </button>;
   }
   return <div class="map empty">
-    {problem ? <small title={problem}>{problem}</small> : busy || bare ? <small>{busy && words.waiting}</small>
-      : <button type="button" onClick={() => void compute(cell, choice.value, photo.value!, filling.signal)}>
-        {words.compute(told?.budget ? `${told.budget} passes` : told?.cost ?? "")}</button>}
+    {problem ? <small title={problem}>{problem}</small> : bare || !told || isQuick(told) ? <small>{busy && words.waiting}</small>
+      : <button type="button" aria-disabled={busy} onClick={() => {
+        if (!busy) void compute(cell, choice.value, photo.value!, filling.signal);
+      }}>{busy ? words.waiting : words.compute(told.budget ? `${told.budget} passes` : told.cost)}</button>}
     {!bare && <span>{of}</span>}
   </div>;
 }
@@ -184,6 +173,7 @@ export function Comparison() {
       {words.compareNow}</button>
       <button type="button" id="compare-layers" onClick={() => void compare(true)}>
         {words.compareLayers}</button> <span class="soft">{words.compareHint}</span></p>
+    {cells.value?.some((cell) => cell.shown) && <p class="soft" id="agreement">{words.agreementHint}{words.agreementMeans}</p>}
     {cells.value && (columns.value.length ? <Table all={cells.value} /> : <ul class="grid">
       {cells.value.map((cell) => <li key={cell.method} class={cell.busy ? "busy" : ""}><CellView cell={cell} /></li>)}
     </ul>)}

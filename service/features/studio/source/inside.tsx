@@ -92,9 +92,9 @@ export function Inside() {
   if (!photo.value || !model.value || !shown.value) return null;
   return <section class="card later" aria-labelledby="inside-heading">
     <h2 id="inside-heading">{words.inside}</h2>
-    <div class="row" role="group" aria-labelledby="inside-heading">
+    <div class="row" role="group" aria-labelledby="inside-heading" aria-busy={busy.value}>
       {(Object.entries(KINDS) as [Kind, string][]).map(([each, text]) =>
-        <button key={each} type="button" aria-pressed={kind.value === each} disabled={busy.value}
+        <button key={each} type="button" aria-pressed={kind.value === each}
           onClick={() => void ask(each)}>{text}</button>)}
     </div>
     {problem.value && <p class="warning">{problem.value}</p>}
@@ -108,7 +108,8 @@ export function Inside() {
         return <button key={index} type="button" class={map && "map"}
           aria-label={words.channel(index) + (most === undefined ? "" : `, ${words.most(most)}`)}
           onClick={() => choose({ ...NOTHING, unit: `${index}@${layer.value}` })}>
-          {map && <Channel made={map.made} />}<span><span class="number">{index}</span>{map && <small> ≤ {most}</small>}</span></button>;
+          {map && <Channel made={map.made} />}<span>{words.channelShort} <span class="number">{index}</span>
+            {map && <small>{words.most(most!)}</small>}</span></button>;
       })}</div></>}
   </section>;
 }

@@ -1,6 +1,9 @@
 import { render } from "preact";
 import { App } from "./app";
+import { keepFocus } from "./focus";
 import { begin } from "./view";
 
-render(<App />, document.getElementById("studio")!);
+const page = document.getElementById("studio")!;
+keepFocus(page);
+render(<App />, page);
 void begin();

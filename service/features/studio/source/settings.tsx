@@ -1,7 +1,8 @@
 // How the map is made, and how it is drawn.
 
 import { USUAL, USUAL_SIGNED, colormaps, levelOf, type Look, type View } from "./colours";
-import { answer, answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, usable } from "./view";
+import type { Model } from "./api";
+import { answer, answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, takers, usable } from "./view";
 import { words } from "./words";
 
 /** Chooses the layer before or after the one whose map is shown. */
@@ -18,21 +19,60 @@ export const setMethod = (name: string) => {
   choose({ method: name, signed: choice.value.signed && Boolean(can?.signed) });
 };
 
+/** The layer of the map, in words: where in the network it lies, and how fine its map is. */
+function inWords(name: string, { input, kind }: Model): string {
+  const all = usable.value, at = all.findIndex((each) => each.name === name), layer = all[at];
+  if (!layer) return name.includes(" + ") ? words.layersJoined(name) : "";
+  const [rows, columns] = layer.grid!, ends = all.filter(({ stage }) => stage);
+  const places = all.slice(at + 1).every(({ grid }) => grid![0] * grid![1] === 1) && (kind === "classes" || kind === "value")
+    ? words.lastLayer : layer.stage ? words.endOfStage(ends.indexOf(layer) + 1, ends.length)
+    : words.layerOf(at + 1, all.length);
+  return words.layerTold(name, places, `${rows} × ${columns}`,
+    `${Math.round(input.height / rows)} × ${Math.round(input.width / columns)}`, `${input.height} × ${input.width}`);
+}
+
+/** The models that take words of one's own, where the one that is chosen does not. */
+function Takers({ now }: { now: Model }) {
+  if (now.takes_text || answers.value || !takers.value.length) return null;
+  return <p class="row" id="takers"><span class="soft">{words.takers}</span>{takers.value.map((name) =>
+    <button key={name} type="button" onClick={() => changeModel(name)}>{name}</button>)}</p>;
+}
+
 export function Settings() {
-  const now = model.value, { method: name, layer, fit } = choice.value;
-  if (!now) return null;
-  const all = usable.value, chosen = method.value;
-  const automatic = chosen?.layer ?? now.default_layer;
-  const at = all.findIndex((each) => each.name === (layer === "auto" ? automatic : layer));
-  const layered = chosen?.at !== "input";
+  if (!names.value.length) return null;
+  const now = model.value;
   return <section class="card" aria-labelledby="settings-heading">
     <h2 id="settings-heading">{words.settings}</h2>
     <div class="fields">
       <label for="model">{words.model}</label>
-      <select id="model" value={now.name} onChange={(event) => changeModel(event.currentTarget.value)}>
+      <select id="model" value={choice.value.model} onChange={(event) => changeModel(event.currentTarget.value)}>
         {names.value.map((each) => <option key={each} value={each}>{each}</option>)}
       </select>
-      {!answers.value && <>
+      {now && !answers.value && <Fields now={now} />}
+    </div>
+    {now && !answers.value && <Told now={now} />}
+    {now && <Takers now={now} />}
+    <Made />
+  </section>;
+}
+
+/** What the method and the layer are. */
+function Told({ now }: { now: Model }) {
+  const chosen = method.value, { layer } = choice.value;
+  const name = layer === "auto" ? chosen?.layer ?? now.default_layer : layer;
+  return <>
+    {chosen && <p class="soft">{words.methodTold(chosen.name, chosen.summary, chosen.cost)}</p>}
+    <p class="soft" id="layer-told">{chosen?.at === "input" ? words.atInput : name && inWords(name, now)}</p>
+  </>;
+}
+
+function Fields({ now }: { now: Model }) {
+  const { method: name, layer, fit } = choice.value;
+  const all = usable.value, chosen = method.value;
+  const automatic = chosen?.layer ?? now.default_layer;
+  const at = all.findIndex((each) => each.name === (layer === "auto" ? automatic : layer));
+  const layered = chosen?.at !== "input";
+  return <>
       <label for="method">{words.method}</label>
       <select id="method" value={name} onChange={(event) => setMethod(event.currentTarget.value)}>
         {now.methods.map((each) => <option key={each.name} value={each.name}
@@ -40,7 +80,7 @@ export function Settings() {
           {each.name}</option>)}
       </select>
       <label for="layer">{words.layer}</label>
-      <select id="layer" value={layer} disabled={!layered}
+      <select id="layer" value={layer} disabled={!layered} aria-describedby="layer-told"
         onChange={(event) => choose({ layer: event.currentTarget.value })}>
         <option value="auto">{words.automatic(automatic)}</option>
         {all.map((each) => <option key={each.name} value={each.name}>
@@ -55,11 +95,8 @@ export function Settings() {
         <option value="auto">{words.automatic(words.fits[now.input.default_fit])}</option>
         {Object.entries(words.fits).map(([value, text]) =>
           <option key={value} value={value}>{text}</option>)}
-      </select></>}
-    </div>
-    {chosen && !answers.value && <p class="soft">{chosen.summary}; {chosen.cost}.</p>}
-    <Made />
-  </section>;
+      </select>
+  </>;
 }
 
 /** How the map on the screen was made, and how long that took. */

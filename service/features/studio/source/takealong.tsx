@@ -4,7 +4,7 @@ import { useSignal } from "@preact/signals";
 import { code, languages, type Language } from "./code";
 import { captionOf } from "./legend";
 import { npy } from "./smallmap";
-import { answer, answers, choice, look, phrase, photo, query, shown, span } from "./view";
+import { answer, answers, choice, examples, look, phrase, photo, query, shown, span } from "./view";
 import { words } from "./words";
 
 /** Gives a file, or the address of one, to the browser to be kept. */
@@ -62,13 +62,14 @@ export function TakeAlong() {
   return <section class="card" aria-labelledby="take-heading">
     <h2 id="take-heading">{words.take}</h2>
     <p class="row">
-      <button type="button" onClick={() => void copy(location.href)}>{words.link}</button>
+      <button type="button" id="link" aria-describedby="link-note" onClick={() => void copy(location.href)}>{words.link}</button>
       <button type="button" id="png" onClick={() => void savePng()}>{words.png}</button>
       <button type="button" id="svg" onClick={saveSvg}>{words.svg}</button>
       <button type="button" id="npy" onClick={() =>
         save(npy(made.values, made.explanation.heatmap.shape), `${stem()}.npy`)}>{words.npy}</button>
       <span role="status" class="soft">{told}</span>
     </p>
+    <p class="soft" id="link-note">{examples.has(of.digest) ? words.linkToExample : words.linkNote}</p>
     <h3>{words.same}</h3>
     <div class="row" role="group" aria-label={words.same}>
       {languages.map((each) => <button key={each} type="button" aria-pressed={language.value === each}

@@ -67,6 +67,8 @@ export const strip = signal<Photo[]>([]);
 export const current = signal<string | null>(null);
 export const picture = signal<Picture | null>(null);
 export const names = signal<string[]>([]);
+/** The loaded models that take words of one's own. */
+export const takers = signal<string[]>([]);
 export const model = signal<api.Model | null>(null);
 export const layers = signal<api.Layer[]>([]);
 export const shown = signal<Shown | null>(null);
@@ -309,7 +311,7 @@ function refuse(error: unknown, of: Photo): void {
   }
 }
 
-const tellLeftOut = (name: string, why: string) => { leftOut.value = [...leftOut.value, `${name}: ${why}`]; };
+const tellLeftOut = (name: string, why: string) => { leftOut.value = [...leftOut.value, words.leftOut(name, why)]; };
 
 /** Takes what is no photo out of the strip, and says why. */
 function leaveOut(of: Photo, why: string): void {
@@ -447,11 +449,9 @@ export const does = (operation: string) => serves(`/v1/models/{model}:${operatio
 /** Loads what the page is about; a service that is not ready is asked again. */
 export async function begin(): Promise<void> {
   try {
-    if (!names.value.length) {
-      const found = await api.models();
-      if (!found.length) throw new api.Refused(503, words.noModel);
-      names.value = found;
-    }
+    const { models: found, takes_text: takes = [] } = await api.models();
+    if (!found.length) throw new api.Refused(503, words.noModel);
+    [names.value, takers.value] = [found, takes];
     if (!names.value.includes(choice.value.model)) choose({ model: names.value[0]! });
     await chooseModel();
     if (!addresses.value) void api.addresses().then((all) => { addresses.value = all; }, () => undefined);

@@ -10,14 +10,16 @@ import { save } from "./takealong";
 import { choice, model, parametersOf, room, select, serves, strip } from "./view";
 import { words } from "./words";
 
-const EVERY = 2000, FEW = 24, LISTED = "20";
-/** How many results are read at once, and at first: a line has two pictures. The service gives so many lines at once. */
-const PAGE = 25, AT_FIRST = 200, LINES = 10_000;
+const EVERY = 2000, LISTED = "20";
+/** How many pictures are added by a click, and how many stand on the page at most. */
+const FEW = 24, MOST = 8 * FEW;
+/** How many results are read at once, and by a click: a line has two pictures. The service gives so many lines at once. */
+const PAGE = 25, BLOCK = 200, LINES = 10_000;
 /** What of a result's line is kept. */
 interface Row { cursor: number; item: string; label: string; probability?: number; warnings: string[]; error?: string }
 export const jobs = signal<api.Job[]>([]);
 const opened = signal<string>("");
-const results = signal<Row[]>([]), most = signal(AT_FIRST);
+const results = signal<Row[]>([]), most = signal(BLOCK);
 const clusters = signal<api.JobClusters | null>(null);
 const audit = signal<api.Audit | null>(null);
 const drift = signal<api.Drift | null>(null);
@@ -81,7 +83,7 @@ async function read(job: api.Job): Promise<void> {
 }
 
 function open(job: api.Job): void {
-  [opened.value, results.value, most.value, clusters.value, audit.value] = [job.id, [], AT_FIRST, null, null];
+  [opened.value, results.value, most.value, clusters.value, audit.value] = [job.id, [], BLOCK, null, null];
   void follow(job).catch(said);
 }
 
@@ -143,13 +145,23 @@ function Pictured({ item, address }: { item: string; address: string }) {
 }
 
 function Items({ job, items }: { job: string; items: { item: string; text: string }[] }) {
-  const count = useSignal(FEW), left = items.length - count.value;
+  const page = useSignal(0), count = useSignal(FEW);
+  const pages = Math.ceil(items.length / MOST), at = Math.max(Math.min(page.value, pages - 1), 0);
+  const from = at * MOST, to = Math.min(from + count.value, items.length);
+  const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
   return <>
-    <ul class="grid">{items.slice(0, count.value).map(({ item, text }) => <li key={item}>
+    <ul class="grid">{items.slice(from, to).map(({ item, text }) => <li key={item}>
       <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
         <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
-    {left > 0 && <p class="row"><button type="button" onClick={() => { count.value += FEW; }}>{words.showMore(left)}</button></p>}
+    <p class="row">
+      {to < Math.min(from + MOST, items.length) && <button type="button"
+        onClick={() => { count.value += FEW; }}>{words.showMore(Math.min(from + MOST, items.length) - to)}</button>}
+      {pages > 1 && <>
+        <button type="button" class="before" disabled={at === 0} onClick={turn(-1)}>{words.resultsBefore}</button>
+        <span class="soft">{words.resultsShown(from + 1, to, items.length)}</span>
+        <button type="button" class="after" disabled={at === pages - 1} onClick={turn(1)}>{words.resultsAfter}</button></>}
+    </p>
   </>;
 }
 
@@ -181,6 +193,10 @@ function Results({ job }: { job: api.Job }) {
   const labels = [...new Set(all.map((row) => row.label))].filter(Boolean).sort();
   const items = all.filter((row) => WHICH[which.value](row) && (!label.value || row.label === label.value) &&
     (row.probability ?? 1) >= least.value && (row.probability ?? 0) <= greatest.value).sort(ORDERS[order.value]);
+  const readMore = (count: number) => {
+    most.value = count;
+    void read(job).catch(said);
+  };
   const share = (id: string, text: string, of: { value: number }) => <label>{text}{" "}
     <input id={id} type="number" min={0} max={1} step={0.05} value={of.value} onInput={({ currentTarget }) => {
       if (!Number.isNaN(currentTarget.valueAsNumber)) of.value = currentTarget.valueAsNumber;
@@ -193,8 +209,10 @@ function Results({ job }: { job: api.Job }) {
       {share("least", words.atLeast, least)}{share("greatest", words.atMost, greatest)}
     </div>
     <p class="soft" id="read" role="status">{words.found(items.length, all.length, ready)}{" "}
-      {all.length === most.value && ready > all.length && <button type="button" id="read-all"
-        onClick={() => { most.value = Infinity; void read(job).catch(said); }}>{words.readAll}</button>}</p>
+      {all.length === most.value && ready > all.length && <>
+        <button type="button" id="read-more" onClick={() => readMore(most.value + BLOCK)}>
+          {words.readMore(Math.min(ready - all.length, BLOCK))}</button>{" "}
+        <button type="button" id="read-all" onClick={() => readMore(Infinity)}>{words.readAll}</button></>}</p>
     <Items job={job.id} items={items.map(({ item, label, probability, warnings, error }) => ({ item, text: error ??
       `${label}${probability === undefined ? "" : ` ${probability.toFixed(3)}`}${warnings.length ? `; ${words.warned(warnings.length)}` : ""}` }))} />
     <Downloads job={job} />
@@ -229,6 +247,16 @@ function Mean({ mean }: { mean: number[][] }) {
   return <canvas ref={canvas} width={side} height={side} aria-hidden="true" />;
 }
 
+/** A cluster, whose pictures are fetched once it is opened. */
+function Cluster({ job, group }: { job: string; group: api.Cluster }) {
+  const unfolded = useSignal(false);
+  return <details onToggle={(event) => { unfolded.value = event.currentTarget.open; }}>
+    <summary class="cluster"><Mean mean={group.mean} /> {words.clusterOf(group.items.length)}{" "}
+      {group.suspect && <strong class="warning">{words.suspect}</strong>} {group.sentences.join("; ")}</summary>
+    {unfolded.value && <Items job={job} items={group.items.map((item) => ({ item, text: "" }))} />}
+  </details>;
+}
+
 function Clusters({ job, found }: { job: string; found: api.JobClusters }) {
   return <>
     <h3>{words.clusters}</h3>
@@ -237,11 +265,7 @@ function Clusters({ job, found }: { job: string; found: api.JobClusters }) {
         <summary>{of.label}: {words.mapsIn(maps, groups.length)}</summary>
         {note && <p class="soft">{note}</p>}
         {own && <p class="warning">{own.sentence}</p>}
-        {groups.map((group) => <details key={group.cluster}>
-          <summary class="cluster"><Mean mean={group.mean} /> {words.clusterOf(group.items.length)}{" "}
-            {group.suspect && <strong class="warning">{words.suspect}</strong>} {group.sentences.join("; ")}</summary>
-          <Items job={job} items={group.items.map((item) => ({ item, text: "" }))} />
-        </details>)}
+        {groups.map((group) => <Cluster key={group.cluster} job={job} group={group} />)}
       </details>)}
   </>;
 }

@@ -53,7 +53,7 @@ def test_nothing_stands_in_the_way(
         page.keyboard.press("Escape")
         page.locator("#tour").click()
         expect(page.locator(".tour")).to_be_visible()
-        page.get_by_role("button", name="Keys").click()
+        page.get_by_role("button", name="Keyboard shortcuts").click()
         assert violations(page) == []
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Work").click()
@@ -133,6 +133,119 @@ def test_all_is_done_with_the_keyboard_alone(page: Page) -> None:
     press_until(page, "#png")
     with page.expect_download():
         page.keyboard.press("Enter")
+
+
+PRESS_NEXT = """
+async () => {
+  const shown = [...document.querySelectorAll("main button:not(:disabled), main summary, #tour")]
+    .filter((each) => each.checkVisibility() && !each.closest("dialog"));
+  const nameOf = (each) => {
+    const around = each.closest("section, figure, form");
+    const section = around?.querySelector("h2, figcaption")?.textContent ?? "";
+    if (each.matches(".map")) return `${section} map ${each.closest("td") ? "of a table" : ""}`;
+    if (each.closest("ol")) return `${section} class`;
+    return `${section} ${each.ariaLabel ?? each.textContent.replaceAll(/[0-9.]+/g, "")}`;
+  };
+  window.pressed ??= new Set();
+  const next = shown.find((each) =>
+    !window.pressed.has(nameOf(each)) && !each.ariaLabel?.startsWith("Remove"));
+  if (!next) return null;
+  window.pressed.add(nameOf(next));
+  next.focus();
+  if (document.activeElement !== next) return `${nameOf(next)} takes no focus`;
+  next.click();
+  for (let n = 0; n < 3; n++) await new Promise(requestAnimationFrame);
+  return nameOf(next);
+}
+"""
+"""Presses the next button that was not pressed yet, of those that stand on the page now."""
+
+
+def press_all(page: Page) -> str:
+    """Press every button, and those that come up by it: each leaves the focus on the page. Return
+    what was pressed."""
+    pressed: list[str] = []
+    lost: list[str] = []
+    while name := page.evaluate(PRESS_NEXT):
+        pressed.append(name)
+        if not focused(page):
+            lost.append(name)
+        expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=4 * READY)
+        if not focused(page):
+            lost.append(f"{name}, later")
+    assert lost == []
+    return "\n".join(pressed)
+
+
+def focused(page: Page) -> bool:
+    return bool(page.evaluate("() => document.activeElement !== document.body"))
+
+
+def test_no_button_loses_the_focus(page: Page, cat: bytes, espresso: bytes) -> None:
+    """Also one that goes away when it is pressed, or that can do nothing more then."""
+    expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
+    page.locator(".samples button.map").first.focus()
+    page.keyboard.press("Enter")
+    explained(page)
+    assert focused(page)
+    take(page, cat, espresso)
+    explained(page)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#judge").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#judge-heading")).to_be_focused()
+    pressed = press_all(page)
+    for name in ("Judge it", "by activation", "concepts", "More methods", "End the tour"):
+        assert name in pressed  # these go away, or could do nothing for a while
+    page.locator("#compare").click()
+    cell = page.locator(".grid li", has_text="smoothgradcam++")
+    cell.get_by_role("button", name="Compute").focus()
+    page.keyboard.press("Enter")
+    expect(cell.locator("button.map")).to_be_focused(timeout=4 * READY)
+    page.get_by_role("button", name="by activation").click()
+    page.locator(".channels button").first.focus()
+    page.keyboard.press("Enter")
+    back = page.get_by_role("button", name="Back to the classes")
+    back.focus()
+    page.keyboard.press("Enter")
+    expect(back).to_have_count(0)
+    assert focused(page)
+    removes = page.locator(".thumbnail .remove")
+    for left in (2, 1, 0):
+        removes.first.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(".thumbnail")).to_have_count(left)
+        assert focused(page)
+    expect(page.locator(".samples button").first).to_be_visible()
+
+
+def test_a_click_beside_all_controls_leaves_them(page: Page, cat: bytes) -> None:
+    """And nothing takes the focus back when the page changes later."""
+    take(page, cat)
+    explained(page)
+    page.locator("#compare").click()
+    page.locator("h1").click()
+    assert not focused(page)
+    page.keyboard.press("2")
+    expect(page.locator(".grid")).to_have_count(0)
+    explained(page)
+    assert not focused(page)
+
+
+def test_the_model_is_changed_by_keys_in_one_place(page: Page, cat: bytes) -> None:
+    """The list of models keeps the focus while the next one is read."""
+    take(page, cat)
+    explained(page)
+    held: list[Route] = []
+    page.route("**/v1/models/efficientnet-lite0", lambda route: held.append(route))
+    page.locator("#model").focus()
+    page.locator("#model").dispatch_event("change")
+    expect(page.locator("#method")).to_have_count(0)
+    expect(page.locator("#model")).to_be_focused()
+    for route in held:
+        route.continue_()
+    explained(page)
+    expect(page.locator("#model")).to_be_focused()
 
 
 def heap(page: Page) -> float:

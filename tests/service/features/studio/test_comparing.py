@@ -130,14 +130,15 @@ def test_the_grid_says_how_alike_maps_are(page: Page, address: str, cat: bytes) 
     explained(page)
     page.locator("#compare").click()
     cell = page.locator(".grid li", has_text="layercam")
-    expect(cell).to_contain_text(re.compile(r"agrees -?\d\.\d\d"))
+    expect(page.locator("#agreement")).to_contain_text("1 if both order all places alike")
+    expect(cell).to_contain_text(re.compile(r"agreement -?\d\.\d\d"))
     with Client(address, model="efficientnet-lite0") as client:
         one, other = (
             client.explain(cat, method=method, fit="squash", size="layer", normalize="none")
             for method in ("gradcam", "layercam")
         )
     if one.layer == other.layer:  # else the page compares them on the photo
-        expect(cell).to_contain_text(f"agrees {spearman(one.map, other.map):.2f}")
+        expect(cell).to_contain_text(f"agreement {spearman(one.map, other.map):.2f}")
 
 
 def test_a_grid_goes_with_its_photo_and_its_class(page: Page, cat: bytes, espresso: bytes) -> None:
@@ -248,7 +249,7 @@ def test_two_models_beside_each_other_are_saved_as_one_picture(wide: Page, cat: 
     take(wide, cat)
     explained(wide)
     wide.locator("#beside").select_option("model:resnet18")
-    expect(wide.locator("#alike")).to_contain_text("agrees")
+    expect(wide.locator("#alike")).to_contain_text("agreement")
     picture, words = panel(wide, "#save-beside")
     assert picture.shape[1] == 3 * (360 + 16) + 16
     assert "efficientnet-lite0: Egyptian cat; gradcam at bn2" in words
@@ -262,7 +263,7 @@ def test_two_models_stand_side_by_side_with_the_difference(
     take(wide, cat)
     explained(wide)
     wide.locator("#beside").select_option("model:resnet18")
-    expect(wide.locator("#alike")).to_contain_text("agrees")
+    expect(wide.locator("#alike")).to_contain_text("agreement")
     theirs = served(several, cat, model="resnet18", fit="squash", output="overlay", layer="auto")
     assert is_alike(canvas(wide, "other"), theirs)
     assert (canvas(wide, "mine") == drawn(wide)).all()

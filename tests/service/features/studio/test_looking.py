@@ -240,7 +240,8 @@ def test_what_is_known_of_a_map_is_said(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
     warnings = page.locator("section", has=page.get_by_role("heading", name="Before you believe"))
-    expect(warnings).to_contain_text("No warning.")
+    expect(warnings).to_contain_text("Known: none of the checks")
+    expect(warnings).to_contain_text("Not known: whether the hot places matter to the model.")
     expect(warnings).to_contain_text("The map is not judged yet.")
     expect(warnings).not_to_contain_text(" ms")
     expect(page.locator("#time")).to_contain_text(" ms")
@@ -419,7 +420,7 @@ def test_feature_maps_are_the_layer_s_output_on_their_own_scale(
     for number in (0, 24):
         channel = page.locator(".channels button").nth(number)
         values = output[int(channel.locator(".number").inner_text())]
-        expect(channel.locator("small")).to_have_text(f"≤ {values.max():.1f}")
+        expect(channel.locator("small")).to_have_text(f"at most {values.max():.1f}")
         shown = shot(channel)
         scale = shown.shape[1] / width
         heat, _ = place(values, Box(0, 0, shown.shape[1], height * scale), *shown.shape[:2])
@@ -479,6 +480,64 @@ def test_the_legend_says_what_the_numbers_mean(page: Page, cat: bytes) -> None:
     expect(ticks).to_have_count(0)
     page.get_by_role("button", name="Photo", exact=True).click()
     expect(legend).to_have_count(0)
+
+
+def test_the_legend_s_colours_are_as_on_the_photo(page: Page, cat: bytes) -> None:
+    """The grey ground shows where the photo would: with the same opacity."""
+    take(page, cat)
+    explained(page)
+    bar = page.locator(".legend .bar canvas")
+
+    def colours() -> Pixels:
+        address = bar.evaluate("canvas => canvas.toDataURL('image/png')")
+        return pixels_of(base64.b64decode(address.partition(",")[2]))
+
+    ground = colours()[[0, 8], 0]
+    assert ground.tolist() == [[160] * 3, [96] * 3], "what is cold is transparent, and not black"
+    inferno = colorize(np.array([[1.0]], np.float32), "inferno")[0, 0].astype(np.float64)
+    assert np.abs(colours()[0, -1] - (0.85 * inferno + 0.15 * 96)).max() <= 2
+    expect(page.locator("#ground")).to_contain_text("where the squares show, the photo shows")
+    page.locator("#opacity").fill("0.5")
+    assert np.abs(colours()[[0, 8], 0] - ground / 2).max() <= 2  # black, half transparent
+    page.locator("#threshold").fill("0.5")
+    assert colours()[[0, 8], 0].tolist() == ground.tolist()
+    page.get_by_role("button", name="Heat").click()
+    page.locator("#threshold").fill("0")
+    assert np.abs(colours()[0, -1] - inferno).max() <= 1
+    expect(page.locator("#ground")).to_have_count(0)
+
+
+def test_a_layer_is_told_in_words(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    told = page.locator("#layer-told")
+    expect(told).to_have_text(
+        "bn2 is the last layer of the network with places, before they are pooled into one answer. "
+        "It has 7 × 7 places, one for each 32 × 32 pixels of the 224 × 224 that the model gets."
+    )
+    page.locator("#layer").select_option("blocks.4")
+    expect(told).to_contain_text("blocks.4 is the end of stage 4 of 5 of the network.")
+    expect(told).to_contain_text("14 × 14 places, one for each 16 × 16 pixels")
+    page.locator("#layer").select_option("blocks.4.0")
+    expect(told).to_contain_text(re.compile(r"blocks\.4\.0 is layer \d+ of \d+ with places"))
+    page.locator("#layer").select_option("auto")
+    page.locator("#method").select_option("refinecam")
+    expect(told).to_contain_text("joins the maps of 4 layers: ")
+    page.locator("#method").select_option("guidedbackprop")
+    expect(told).to_contain_text("each pixel has a number of its own")
+
+
+def test_the_link_s_button_says_that_the_photo_is_not_in_it(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    link = page.get_by_role("button", name="Copy a link to this view")
+    expect(link).to_have_accessible_description(re.compile("^The photo is not in the link"))
+    page.get_by_label("Remove photo.png").click()
+    page.get_by_role("button", name="a cat").click()
+    explained(page)
+    expect(link).to_have_accessible_description(
+        "The link names this example, and opens it anywhere."
+    )
 
 
 def test_neutral_places_of_a_signed_map_are_as_the_photo_is(
@@ -560,7 +619,9 @@ def test_a_bad_file_among_good_ones_says_so_and_leaves(page: Page, cat: bytes) -
     take(page, cat)
     explained(page)
     take(page, b"no photo", name="bad")
-    expect(page.locator("#problem")).to_contain_text("bad.png: ")
+    expect(page.locator("#problem p")).to_have_text(
+        [re.compile("^Left out: bad.png: the 8 bytes are not"), "The other photo is kept."]
+    )
     expect(page.locator(".thumbnail")).to_have_count(1)
     page.locator("#fit").select_option("pad")
     explained(page)

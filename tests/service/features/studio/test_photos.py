@@ -117,7 +117,9 @@ def test_a_file_that_the_browser_cannot_read_leaves_the_others(
     take(page, BAD[0], cat, espresso)
     expect(page.locator(".thumbnail")).to_have_count(2)
     explained(page)
-    expect(page.locator("#problem")).to_have_text("photo.png: the browser cannot read this file.")
+    expect(page.locator("#problem p")).to_have_text(
+        ["Left out: photo.png: the browser cannot read this file.", "The other 2 photos are kept."]
+    )
 
 
 def test_photos_stay_when_the_service_refuses_what_is_asked_of_them(

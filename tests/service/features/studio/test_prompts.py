@@ -143,11 +143,22 @@ def test_only_models_that_take_words_are_asked_with_words(
     explained(page)
     ask(page, "a dog")
     assert httpx2.get(f"{address}/v1/models/clip").json()["takes_text"]
+    listed = httpx2.get(f"{address}/v1/models").json()
+    assert listed["models"] == ["clip", "words", "efficientnet-lite0"]
+    assert listed["takes_text"] == ["clip", "words"]
     page.locator("#model").select_option("efficientnet-lite0")
     explained(page)
     expect(page.locator("#prompt")).to_have_count(0)
     assert "text" not in state(page)
     expect(page.locator("#problem")).to_be_hidden()
+    takers = page.locator("#takers button")  # where words can be asked
+    expect(takers).to_have_text(["clip", "words"])
+    takers.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#prompt")).to_be_visible()
+    expect(takers).to_have_count(0)
+    assert state(page)["model"] == "clip"
+    assert page.evaluate("document.activeElement !== document.body")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

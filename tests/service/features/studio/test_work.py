@@ -128,7 +128,7 @@ def test_all_results_are_shown_filtered_sorted_and_downloaded(
 def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: bytes) -> None:
     expect(work.locator("#runs")).to_contain_text("efficientnet-lite0")
     told = {"kind": "explain", "state": "done", "model": "efficientnet-lite0", "id": "1"}
-    counts = {"total": 230, "done": 230, "failed": 0, "left": 0}
+    counts = {"total": 630, "done": 630, "failed": 0, "left": 0}
     job = {**told, "created": "2026-11-24T03:33:14+00:00", "counts": counts}
     asked: list[int] = []
 
@@ -136,7 +136,7 @@ def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: by
         query = parse_qs(urlsplit(route.request.url).query)
         after, limit = int(query["after"][0]), int(query["limit"][0])
         asked.append(limit)
-        items = range(after + 1, min(after + limit, 230) + 1)
+        items = range(after + 1, min(after + limit, 630) + 1)
         body = "\n".join(json.dumps({"cursor": n, "item": f"{n}.png"}) for n in items)
         route.fulfill(body=body, content_type="application/x-ndjson")
 
@@ -145,10 +145,35 @@ def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: by
     work.get_by_role("button", name="Work").click()
     work.locator(".jobs button").first.click()
     said = work.locator("#read")
-    expect(said).to_contain_text("200 of 200 results; 200 of 230 are read.")
+    expect(said).to_contain_text("200 of 200 results; 200 of 630 are read.")
+    work.locator("#read-more").click()
+    expect(said).to_contain_text("400 of 400 results; 400 of 630 are read.")
+    assert work.locator("#read-more").inner_text() == "Read 200 more"
     work.locator("#read-all").click()
-    expect(said).to_have_text("230 of 230 results.")
+    expect(said).to_have_text("630 of 630 results.")
+    assert work.evaluate("document.activeElement !== document.body")  # the button has gone
     assert max(asked) == 25
+    results, names = work.locator(".jobs ul.grid > li"), set[str]()
+    for page, last in enumerate((192, 384, 576, 630)):  # few stand on the page at once
+        first = 192 * page + 1
+        expect(results).to_have_count(24)
+        expect(work.locator(".jobs")).to_contain_text(f"Results {first} to {first + 23} of 630")
+        while (more := work.get_by_role("button", name="Show more")).count():
+            more.click()
+        expect(results).to_have_count(last - first + 1)
+        names.update(results.locator("span").all_inner_texts())
+        assert page == 3 or work.locator(".jobs .after").is_enabled()
+        if page < 3:
+            work.locator(".jobs .after").click()
+    assert {name.split("\n")[0] for name in names} == {f"{n}.png" for n in range(1, 631)}
+    expect(work.locator(".jobs .after")).to_be_disabled()
+    assert work.evaluate("document.activeElement !== document.body")
+    work.locator(".jobs .before").click()
+    expect(work.locator(".jobs")).to_contain_text("Results 385 to 408 of 630")
+    work.locator("#order").select_option("class")
+    work.locator("#which").select_option("failed")
+    expect(results).to_have_count(0)
+    expect(work.locator(".jobs .after")).to_have_count(0)
 
 
 def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes]) -> None:
