@@ -146,8 +146,8 @@ class CoreSettings(BaseModel):
     delay_tolerance: float | None = Field(
         None,
         ge=0,
-        description="replaces GRADCAM_TARGET_SECONDS: how many times as long a request may take "
-        "as it takes alone; 0: only GRADCAM_MAX_QUEUE limits requests",
+        description="replaces GRADCAM_TARGET_SECONDS: how long a request may take, as a multiple "
+        "of the time that it takes alone; 0: only GRADCAM_MAX_QUEUE limits requests",
     )
     max_bodies_bytes: int = Field(
         250_000_000,
@@ -229,8 +229,8 @@ class CoreSettings(BaseModel):
     )
     image_hosts: Names = Field(
         (),
-        description="hosts from which an image may be fetched by its https address; none: images "
-        "must be sent, not named",
+        description="hosts from which an image may be fetched by its https address; without it, "
+        "requests must contain their images",
     )
     allowed_sources: Names = Field(
         (),
