@@ -452,8 +452,8 @@ def main() -> None:
             f"Made by `python -m bench.architectures --write {arguments.write}`: "
             f"{len(rows)} of the {len(known())} models that it lists: {total}. At each of the "
             f"{layers} layers that are called explainable, a patch that is changed in a "
-            "photo moves the map's positions there. (With random weights some feature maps see "
-            "everything a little and do not tell: these are not counted.)\n\n"
+            'photo moves the map\'s positions there. (Layers "that do not tell" are not counted: '
+            "with random weights, each of their positions sees a little of the whole photo.)\n\n"
             "| model | | default layer | its output and the map | layers | attention methods |\n"
             "|---|---|---|---|---|---|\n" + "\n".join(rows[key] for key in sorted(rows)) + "\n"
         )

@@ -84,26 +84,28 @@ SIGNED = ("integratedgradients", "expectedgradients", "occlusion")
 BUDGETS = {**PIXEL_BUDGETS, "smoothgradcam++": 4, "iscam": 10 * 2048}
 """cam's and the peers' alike; IS-CAM's is enough for all channels."""
 SCOPE = f"""\
-How they were asked. Methods of one or two passes at the layer: two inputs and three classes (one \
-where the class makes no difference). All others: one input and its predicted class. Methods that \
-run the model for each channel take them all and see an input of {SMALL} × {SMALL} pixels. Maps of \
-pixels are compared as pixels, and those of {", ".join(SIGNED)} with both their signs. The sign \
-of components ({", ".join(COMPONENTS)}) is left to chance by the peer: the nearer one counts. The \
-noise of smoothgrad and smoothgradcam++ is the same on both sides: the peers draw it from torch's \
-generator, which is seeded as cam's own. integratedgradients takes 8 steps, in the middle of each \
-(`riemann_middle`): of 10, two positions would differ in the last bit, and rectifiers near 0 turn \
-that into 9e-4. expectedgradients takes 8 draws, cam's own on both sides, from the background that \
-is drawn where none is declared. occlusion takes 7 × 7 windows and probabilities. For shapleycam \
-the peer gets a model whose parameters are not frozen (else it fails where the head is linear), \
-for cam the name of the head, for guidedgradcam `interpolate_mode="bilinear"`. Not compared: \
-sscam, whose noise torchcam draws in another order, for all channels at once, and adds to channels \
-that are scaled already; refinecam, whose peer resizes each layer's map to the photo before it \
-multiplies; rise, rollout, chefer, agcam, legrad and gradeclip, which no peer has; attnlrp, whose \
-peer does not import beside transformers 5.
+How the tools were asked. Methods of one or two passes at the layer see two inputs and three \
+classes (one where the class makes no difference). All others see one input, for its predicted \
+class. Methods that run the model for each channel use all channels, and see an input of {SMALL} \
+× {SMALL} pixels. Maps of pixels are compared as pixels, and those of {", ".join(SIGNED)} with \
+both their signs. The peer leaves the sign of components ({", ".join(COMPONENTS)}) to chance; the \
+nearer sign counts. The noise of smoothgrad and smoothgradcam++ is the same on both sides: the \
+peers draw it from torch's generator, which has the same seed as cam's own. integratedgradients \
+takes 8 steps, with the gradient in the middle of each (`riemann_middle`). With 10 steps, two \
+positions would differ in the last bit, and rectifiers near 0 turn that into 9e-4. \
+expectedgradients takes 8 draws, which are cam's own on both sides, from the background that is \
+used if none is declared. occlusion takes 7 × 7 windows and probabilities. For shapleycam, the \
+peer gets a model whose parameters are not frozen (otherwise it fails where the head is linear); \
+for cam, it gets the name of the head; for guidedgradcam, `interpolate_mode="bilinear"`. These \
+methods are not compared: sscam, because torchcam draws its noise in another order, for all \
+channels at once, and adds it to channels that are already scaled; refinecam, because the peer \
+resizes each layer's map to the photo before it multiplies; rise, rollout, chefer, agcam, legrad \
+and gradeclip, because no peer has them; attnlrp, because its peer cannot be imported together \
+with transformers 5.
 """
 OMITTED = {
-    "scorecam * vit_b_16": "768 channels, a pass for each, of a model that takes no smaller input: "
-    "more than a minute.",
+    "scorecam * vit_b_16": "there are 768 channels, each takes a pass, and the model takes no "
+    "smaller input: more than a minute.",
     "ablationcam * vit_b_16": "the same.",
     "iscam torchcam [!e]*": "ten passes for each channel: more than a minute of all models but "
     "efficientnet-lite0.",
@@ -114,8 +116,8 @@ OMITTED = {
 REASONS = {
     "gradcam++ grad-cam *": "it adds 1e-6 to the denominator 2G² + G³ ΣA, which outweighs 2G² as "
     "soon as |G| < 1e-3.",
-    "gradcam++ torchcam *": "it divides a copy of α and so never divides: channels are weighted by "
-    "Σ G² relu(G).",
+    "gradcam++ torchcam *": "it divides a copy of α, and the result is not used, so α is never "
+    "divided: channels are weighted by Σ G² relu(G).",
     "eigencam grad-cam *": "it centres each channel before the decomposition; the paper does not.",
     "fem grad-cam *": "it sums the activations, weighted by each channel's share of positions over "
     "the threshold; the paper sums the channels' means at those positions.",
@@ -123,34 +125,35 @@ REASONS = {
     "there torch takes a fused attention (`torch.backends.mha`), whose results are off by some "
     "2e-6; Σ A_k, by which the method divides, nearly cancels behind a LayerNorm and magnifies "
     "that. With that attention switched off the maps agree to 7e-6.",
-    "scorecam grad-cam *": "it enlarges channels with their corners aligned; cam, like the paper's "
-    "authors, with their pixels.",
-    "scorecam torchcam *": "it scales a channel to 0 … 1 before it enlarges it; the paper after, "
-    "for an enlarged channel no longer reaches both ends.",
+    "scorecam grad-cam *": "it enlarges channels so that the corners of the grids coincide; cam, "
+    "like the paper's authors, so that the edges of the pixels coincide.",
+    "scorecam torchcam *": "it scales a channel to 0 … 1 before it enlarges it. The paper scales "
+    "it after that, because an enlarged channel no longer reaches 0 and 1.",
     "iscam torchcam *": "the same.",
-    "ablationcam grad-cam *": "where the layer's minimum is not 0 it sets a channel not to 0 but "
-    "to ten million below, and each of a batch ten million lower than the one before. (Of a "
-    "negative score, which no predicted class here has, its map is inverted: cam divides by |y|.)",
-    "smoothgradcam++ torchcam *": "it sums the activations of the last noisy copy, not of the "
-    "photo, weighted by that copy's gradient, not by D¹; has Σ_ab D³ A where the paper has "
-    "D³ Σ_ab A; and adds 1e-8 to a denominator of the size of G².",
-    "fullgrad grad-cam *": "it scales each channel to 0 … 1 by itself; cam, like the paper's "
-    "authors, each layer.",
-    "fullgrad grad-cam efficientnet-lite0": "besides, it knows the biases of `Conv2d` and "
-    "`BatchNorm2d` alone, of which this model's normalisations are subclasses: it shares the score "
-    "out among the pixels only.",
+    "ablationcam grad-cam *": "if the layer's minimum is not 0, it sets a channel not to 0 but to "
+    "ten million below the minimum, and each further channel of a batch to ten million less "
+    "than the one before. (For a negative score, which no predicted class here has, its map is "
+    "inverted: cam divides by |y|.)",
+    "smoothgradcam++ torchcam *": "it sums the activations of the last noisy copy and not those of "
+    "the photo, weighted by that copy's gradient and not by D¹; it has Σ_ab D³ A where the "
+    "paper has D³ Σ_ab A; and it adds 1e-8 to a denominator of the size of G².",
+    "fullgrad grad-cam *": "it scales each channel to 0 … 1 separately; cam, like the paper's "
+    "authors, scales each layer.",
+    "fullgrad grad-cam efficientnet-lite0": "in addition, it knows only the biases of `Conv2d` and "
+    "`BatchNorm2d`. This model's normalisations are subclasses of these, so it distributes the "
+    "score over the pixels only.",
     "guided* * densenet121": "the model's last rectifier is a function, not a module: the peer "
     "does not guide it.",
     "guided* * efficientnet-lite0": "its rectifiers are `ReLU6`, which the peer does not guide: "
     "it takes the plain gradient.",
-    "finercam grad-cam resnet50": "it adds 1e-9 to the sum of the rivals' probabilities, which is "
-    "smaller still for an improbable class of this model, whose random logits are far apart: the "
-    "score, and with it the map, vanishes. cam divides before anything underflows.",
-    "* grad-cam densenet121": "of methods that take the layer's activations: the model applies a "
-    "ReLU in place to the layer's output, of which the peer keeps no copy: it takes relu(A) with "
-    "the gradient at A.",
-    "* torchcam densenet121": "the same ReLU: it takes relu(A) with the gradient at relu(A). "
-    "captum and cam copy A.",
+    "finercam grad-cam resnet50": "it adds 1e-9 to the sum of the rivals' probabilities. For an "
+    "improbable class of this model, whose random logits are far apart, this sum is even "
+    "smaller, so the score and the map vanish. cam divides before a number underflows.",
+    "* grad-cam densenet121": "this concerns methods that take the layer's activations. The model "
+    "applies a ReLU in place to the layer's output, of which the peer keeps no copy, so it "
+    "takes relu(A) with the gradient at A.",
+    "* torchcam densenet121": "because of the same ReLU, it takes relu(A) with the gradient at "
+    "relu(A). captum and cam copy A.",
 }
 """Patterns of "method peer model": why those maps may differ."""
 

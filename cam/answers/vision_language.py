@@ -426,8 +426,8 @@ class VisionLanguageModel:
             if torch.allclose(forced, stepped, rtol=1e-2, atol=1e-2 * float(stepped.std())):
                 return
         raise ModelError(
-            f"the {type(self.model).__name__} reads a given answer otherwise than one that it "
-            "says itself"
+            f"the {type(self.model).__name__} reads a given answer differently from one "
+            "that it says itself"
         )
 
     def _check_prefix(self, asked: Asked, read: Read) -> bool:
@@ -506,8 +506,8 @@ class VisionLanguageModel:
         if found < ENOUGH:
             raise ModelError(
                 f"changes of the picture change other image tokens of the "
-                f"{type(self.model).__name__} than those at their place ({found} of {MOVED} are "
-                "right), so maps would lie wrong"
+                f"{type(self.model).__name__} than those at the place of the change "
+                f"({found} of {MOVED} are right), so maps would be at the wrong place"
             )
 
     @torch.no_grad()

@@ -62,7 +62,8 @@ class WordImportance(Open):
 
     word: str = Field(examples=["wicker"])
     importance: float = Field(
-        description="The score minus that of the text without the word.", examples=[1.7]
+        description="The score of the text minus the score of the text without the word.",
+        examples=[1.7],
     )
 
 

@@ -81,8 +81,8 @@ class CoreSettings(BaseModel):
     delay_tolerance: float | None = Field(
         None,
         ge=0,
-        description="replaces GRADCAM_TARGET_SECONDS: how many times as long a request may take "
-        "as it takes alone; 0: only GRADCAM_MAX_QUEUE limits requests",
+        description="replaces GRADCAM_TARGET_SECONDS: how long a request may take, as a multiple "
+        "of the time that it takes alone; 0: only GRADCAM_MAX_QUEUE limits requests",
     )
     max_bodies_bytes: int = Field(
         250_000_000,

@@ -23,7 +23,7 @@ def make_about_router(*, manager: Backend, metrics: Metrics) -> APIRouter:
     router.get(
         "/healthz",
         tags=["operations"],
-        summary="Whether the process lives",
+        summary="Whether the process is alive",
         responses=answers(model_schemas.Health),
     )(routes.check_health)
     router.head("/healthz", include_in_schema=False)(routes.check_health)

@@ -171,8 +171,8 @@ class ModelEntry(BaseModel):
         None,
         description=(
             "how photos are fitted to the input if a request does not say: `crop`, `squash` or "
-            "`pad`; without it, `crop` if the entry has `resize` or `crop_ratio`; else the whole "
-            "photo: as the model was evaluated if that shows all of it, or `squash`"
+            "`pad`; without it, `crop` if the entry has `resize` or `crop_ratio`; else the "
+            "model's own evaluation preprocessing if it shows the whole photo, or `squash`"
         ),
     )
     resize: Side | None = Field(
@@ -183,7 +183,7 @@ class ModelEntry(BaseModel):
         None,
         gt=0,
         le=1,
-        description="the same, given as the share of that side that the crop takes, such as 0.875",
+        description="instead of `resize`: the size of the crop divided by `resize`, such as 0.875",
     )
     interpolation: Interpolation | None = Field(
         None,

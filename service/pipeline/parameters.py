@@ -106,8 +106,8 @@ Opacity = TypeAliasType(
     ],
 )
 OPACITY = (
-    "Opacity of the colours over the photo; or `heat`: it follows the heat, from 0 where there is "
-    f"none, or of a signed map no evidence, to {HOTTEST} at the hottest place."
+    "Opacity of the colours over the photo; or `heat`: the opacity follows the heat (its absolute "
+    f"value for a signed map), from 0 where there is none to {HOTTEST} at the hottest place."
 )
 
 
@@ -268,9 +268,9 @@ class Parameters(PredictParameters):
         ge=1,
         le=MOST_REASONS,
         description=(
-            "How many reasons to find: the map of the photo, then the map of the photo in which "
-            "the hot pixels of the first are masked, and so on, for the same target. Each is an "
-            "explanation with its `reason`, and with the target's probability in the masked photo."
+            "How many reasons to find, for the same target. The first is the map of the photo. "
+            "Before each further one, the hot pixels of the map before it are masked. Each is an "
+            "explanation with its `reason`, and the target's probability in the masked photo."
         ),
     )
     output: Output | None = Field(

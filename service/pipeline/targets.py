@@ -127,7 +127,7 @@ class TargetObject(StrictModel):
         None,
         description=(
             "For a model that takes prompts: what in the photo fits this text. The logit of the "
-            "text is explained. With `minus`, another text: why this one and not that one."
+            "text is explained. With `minus`, another text: what fits this text better than that."
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The line to a service: calls go out, and out again; answers come in."""
+"""The connection to a service: it sends calls, repeats them, and receives the answers."""
 
 from __future__ import annotations
 

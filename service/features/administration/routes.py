@@ -189,7 +189,7 @@ def read_entry(body: bytes, *, name: str | None = None) -> ModelEntry:
         Problem: if the entry is wrong; it names the key and what is allowed.
     """
     if len(body) > MAX_BYTES:
-        raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
+        raise BodyTooLarge(f"the body has {len(body)} bytes; at most {MAX_BYTES} are allowed")
     try:
         sent = read_json(body)
         if name is not None and isinstance(sent, dict):

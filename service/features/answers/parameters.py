@@ -86,7 +86,7 @@ class AnswerParameters(ImageParameters):
         ),
     )
     threshold: float = Field(
-        0.5, ge=0, le=1, allow_inf_nan=False, description="Least value of a hot pixel, of contours."
+        0.5, ge=0, le=1, allow_inf_nan=False, description="Least hot value, for contours."
     )
     colormap: Colormap | None = Field(None, description=f"The colours of heat: `{USUAL}`.")
     opacity: Opacity = Field(0.5, description=OPACITY)

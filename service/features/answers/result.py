@@ -53,7 +53,7 @@ class AnswerResult:
         word = self.answer.phrase(asked)
         if word is None:
             raise InvalidParameter(
-                f"word is {asked[:80]!r}, which the answer does not have; it is "
+                f"word is {asked[:80]!r}, which the answer does not have; the answer is "
                 f"{self.answer.text[:300]!r}",
                 pointer=self.instance.origins.get("word"),
             )

@@ -39,7 +39,7 @@ def of_other_kinds(names: Collection[str]) -> str:
     named = ", ".join(sorted(names)[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     were = "1 file is" if len(names) == 1 else f"{len(names)} files are"
-    return f"{were} left out for want of the suffix of an image that can be read: {named}{more}"
+    return f"{were} left out without the suffix of a readable image: {named}{more}"
 
 
 def _is_hidden(part: str) -> bool:

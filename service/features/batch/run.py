@@ -144,7 +144,7 @@ def _check_place(report: Path, output: Path) -> None:
     if os.path.isdir(place):  # noqa: PTH112 - Path.is_dir raises if a name is too long
         raise ConfigError(f"--report={report} is a folder; it should be a file")
     if any(place.is_relative_to(folder_) for folder_ in own):
-        raise ConfigError(f"--report={report} is the batch's own; it should be another file")
+        raise ConfigError(f"--report={report} is a file of the batch itself; name another file")
 
 
 def cancel_at_sigterm() -> None:

@@ -59,8 +59,8 @@ def compile_packages(model: ServedModel, sizes: Sequence[int]) -> Iterator[tuple
     who = f"model {model.name!r} cannot be compiled ahead of time"
     if not dtypes:
         raise ConfigError(
-            f"{who}: it has no fast path by PyTorch on {model.device}, as its maps must be the "
-            'exact ones; mode = "fast" in its entry allows others'
+            f"{who}: it has no fast path by PyTorch on {model.device}, because its maps must be "
+            'the exact ones; mode = "fast" in its entry allows other maps'
         )
     if model.head is None:
         raise ConfigError(f"{who}: {NO_PACKAGES}")

@@ -337,11 +337,11 @@ def _said(classes: int, photos: Photos | None, outcome: TrialResult | None) -> s
             "classes, so what it says of the photos was not compared."
         )
     if photos and not photos.classes:
-        return "The photos are not in a folder for each class, so nothing tells what is right."
+        return "The photos are not in a folder for each class, so their classes are not known."
     if outcome and not outcome.knows:
         return (
             f"The model is right about {outcome.score.right:.0%} of {len(outcome.photos.images)} "
-            "photos, which chance could be: perhaps its classes are not in the order of the "
-            "folders' names."
+            "photos, which may be chance: perhaps its classes are not in the order of the folders' "
+            "names."
         )
     return ""

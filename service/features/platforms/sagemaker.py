@@ -186,7 +186,7 @@ def make_sagemaker_router(
 
 def _model_to_load(body: bytes) -> ModelToLoad:
     if len(body) > MAX_BYTES:
-        raise BodyTooLarge(f"the body has {len(body)} bytes; of a model at most {MAX_BYTES}")
+        raise BodyTooLarge(f"the body has {len(body)} bytes; at most {MAX_BYTES} are allowed")
     try:
         return validate_json(ModelToLoad, body)
     except ValidationError as error:

@@ -12,6 +12,6 @@ class RemoteImageSettings(CoreSettings):
 
     image_hosts: Names = Field(
         (),
-        description="hosts from which an image may be fetched by its https address; none: images "
-        "must be sent, not named",
+        description="hosts from which an image may be fetched by its https address; without it, "
+        "requests must contain their images",
     )

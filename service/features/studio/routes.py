@@ -43,8 +43,8 @@ def studio(parts: AppParts) -> Added:
     router.get(
         "/",
         tags=["operations"],
-        summary="The page on which one looks into a model",
-        description="Clients that do not ask for `text/html`, like KServe's, hear that it lives.",
+        summary="The page for looking into a model",
+        description="Clients that do not ask for `text/html`, like KServe's, get a JSON status.",
         response_model=Alive,
         responses=page,
     )(show_page)

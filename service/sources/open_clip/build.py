@@ -129,7 +129,9 @@ def _tag_of(entry: ModelEntry, what: str) -> str | None:
             ) from None
         return None
     if entry.sha256:
-        raise entry.mistake("sha256", f"it is of a file, and {tag!r} names weights of open_clip")
+        raise entry.mistake(
+            "sha256", f"it is for a file of weights, and {tag!r} is a name of open_clip's weights"
+        )
     trained = open_clip.get_pretrained_cfg(what, tag).get("quick_gelu", False)
     if trained != open_clip.get_model_config(what).get("quick_gelu", False):
         base = what.removesuffix("-quickgelu")

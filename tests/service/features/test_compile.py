@@ -78,7 +78,7 @@ def test_the_next_start_runs_what_was_compiled(
         (["dog"], {}, "there is no model 'dog'; there are tiny"),
         (["tiny", "--size", "3"], {}, "--size is 3; it can be 1 … 2"),
         (["tiny", "--size", "0"], {}, "--size is 0; it can be 1 … 2"),
-        (["tiny"], {'"fast"': '"auto"'}, 'mode = "fast" in its entry allows others'),
+        (["tiny"], {'"fast"': '"auto"'}, 'mode = "fast" in its entry allows other maps'),
         pytest.param(
             ["tiny"],
             {"factories:tiny": "factories:vit", "size = 8": "size = 64"},

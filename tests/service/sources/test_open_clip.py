@@ -89,7 +89,7 @@ def test_siglip_has_a_bias(tmp_path: Path) -> None:
         (f'{PROMPTS}\nweights = "laion"', "'laion' is neither a name of weights .*must end in"),
         (f'{PROMPTS}\nweights = "no.pt"', "'no.pt' is neither a name of weights .*No such file"),
         (f'{PROMPTS}\nweights = "openai"', "with QuickGELU; name open_clip:tiny-CLIP-quickgelu"),
-        (f'{PROMPTS}\nweights = "mine"\nsha256 = "{"0" * 64}"', "key 'sha256': it is of a file"),
+        (f'{PROMPTS}\nweights = "mine"\nsha256 = "{"0" * 64}"', "key 'sha256': it is for a file"),
         (f'{PROMPTS}\nweights = "clip.pt"\nsha256 = "{"0" * 64}"', "key 'weights': .*SHA-256"),
         (f'prompts = ["{"cat " * 99}"]\nweights = "none"', "has 101 tokens; .* at most 16"),
         (f'{PROMPTS}\nweights = "none"\ninput_size = 48', "key 'source': CLIP fails on an image"),

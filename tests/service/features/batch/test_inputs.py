@@ -76,7 +76,7 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_no_images_by_their_suffix_are_counted_and_named(tmp_path: Path) -> None:
     lay(tmp_path, "photos/cat.jpg", "photos/cat.heic", "photos/cat.jp2", "photos/x/cat", ".hidden")
-    said = "3 files are left out for want of the suffix of an image that can be read: "
+    said = "3 files are left out without the suffix of a readable image: "
     with open_inputs(str(tmp_path / "photos")) as found:
         assert (found.ids, found.warning) == (["cat.jpg"], f"{said}cat.heic, cat.jp2, x/cat")
     with open_inputs(f"{tmp_path}/photos/*.jpg") as found:

@@ -334,10 +334,16 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     ("report", "words"),
     [
         ("photos", "photos is a folder; it should be a file"),
-        ("out/manifest.parquet", "out/manifest.parquet is the batch's own; it should be another"),
-        ("out/../out/run.json", "run.json is the batch's own; it should be another file"),
-        ("link/pictures/000.png.jpg", "000.png.jpg is the batch's own; it should be another file"),
-        ("out/parts", "out/parts is the batch's own; it should be another file"),
+        (
+            "out/manifest.parquet",
+            "out/manifest.parquet is a file of the batch itself; name another",
+        ),
+        ("out/../out/run.json", "run.json is a file of the batch itself; name another file"),
+        (
+            "link/pictures/000.png.jpg",
+            "000.png.jpg is a file of the batch itself; name another file",
+        ),
+        ("out/parts", "out/parts is a file of the batch itself; name another file"),
     ],
 )
 def test_a_report_in_a_place_that_is_taken_is_refused(
