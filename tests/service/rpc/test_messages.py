@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cam.drawing.notebook import InputPicture
+from service.backend.watch import WatchWork
 from service.backend.work import StepWork, Work
 from service.core.errors import Problem
 from service.rpc.frames import Codec, UnknownClass
@@ -37,7 +38,8 @@ def test_they_hold_values_alone() -> None:
 
 def test_each_kind_of_work_is_among_them() -> None:
     classes = set(known().values())
-    kinds = {*Work.__subclasses__(), *StepWork.__subclasses__()} - {StepWork}
+    bases = {Work, StepWork, WatchWork}
+    kinds = {each for base in bases for each in base.__subclasses__()} - bases
     assert classes > {each for each in kinds if each.__module__.startswith("service.")}
 
 
