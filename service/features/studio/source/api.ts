@@ -153,8 +153,8 @@ export async function explain(path: string, photo: Blob, signal: AbortSignal):
   const response = await askOf(photo, path, "application/json", signal);
   const answer = (await response.json()) as ExplainResponse;
   const timings = response.headers.get("Server-Timing") ?? "";
-  const phases = [...timings.matchAll(/([^,;\s]+);dur=([\d.]+)/g)]
-    .map(([, phase, time]) => `${phase!.replaceAll("_", " ")} ${Number(time).toFixed(0)}`).join(", ");
+  const phases = [...timings.matchAll(/([^,;\s]+);dur=([\d.]+)/g)].filter(([, , time]) => Number(time) >= 0.5)
+    .map(([, phase, time]) => `${words.phases[phase!] ?? phase!.replaceAll("_", " ")} ${Number(time).toFixed(0)}`).join(", ");
   return { answer, phases };
 }
 

@@ -79,18 +79,35 @@ function Judged() {
     }}>{words.judgeIt}</button>}</p>;
 }
 
-function Warnings() {
-  // An answer without a word has no map, and may have warnings.
-  const made = shown.value, of = made?.explanation ?? answer.value?.answer;
-  if (!of) return null;
+/** What a reader of the map must know before believing it. */
+function doubts(of: { warnings: string[] }): string[] {
   const blind = { none: words.classBlind, weak: words.weak, full: "" }[
     method.value?.class_dependence ?? "full"];
   const all = [...(blind && !answers.value && !of.warnings.some((each) => each.includes("class")) ? [blind] : []),
     ...of.warnings];
-  const [first] = made?.prediction.classes ?? [], share = first?.probability ?? 1;
+  const [first] = shown.value?.prediction.classes ?? [], share = first?.probability ?? 1;
   if (share < SURE) all.push(words.unsure(first!.label ?? `${first!.index}`, share.toFixed(2)));
+  return all;
+}
+
+/** The number of doubts about the map on the screen and whether it is judged, which lead to the card that says more. */
+function Verdict() {
+  const made = shown.value;
+  if (!made) return null;
+  const told = Object.values(scores.value ?? {}).map(({ verdict }) => verdict).filter(Boolean);
+  return <a id="verdict" class="soft" href="#warnings-heading" onClick={(event) => {
+    event.preventDefault();  // the address is the view's
+    document.getElementById("warnings-heading")?.focus();
+  }}>{words.summed(doubts(made.explanation).length, told.length ? told.join("; ") : "")}</a>;
+}
+
+function Warnings() {
+  // An answer without a word has no map, and may have warnings.
+  const of = shown.value?.explanation ?? answer.value?.answer;
+  if (!of) return null;
+  const all = doubts(of);
   return <section class="card" aria-labelledby="warnings-heading">
-    <h2 id="warnings-heading">{words.warnings}</h2>
+    <h2 id="warnings-heading" tabIndex={-1}>{words.warnings}</h2>
     {all.length ? <ul class="warnings">{all.map((each) => <li key={each}>{each}</li>)}</ul>
       : <p class="soft">{words.none}</p>}
     <Judged />
@@ -194,10 +211,10 @@ export function App() {
     {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""} data-tour={tour.value || undefined}>
       <div class="left">
         {!asks && guided && <Tour />}
-        {photo.value ? <><div class="card"><Looks /><Stage /></div><Strip /><Example /></>
+        {photo.value ? <><div class="card"><Looks /><Stage><Verdict /></Stage></div><Strip /><Example /></>
           : <div class="card"><Invitation /></div>}
-        {!asks && <><Beside /><Comparison />{does("activations") && <Inside />}</>}
       </div>
+      {!asks && <div class="compared"><Beside /><Comparison />{does("activations") && <Inside />}</div>}
       <div class="right" aria-busy={busy.value}>
         {asks ? <Asking /> : <><Prompt />{photo.value && <Classes />}</>}
         <Settings />

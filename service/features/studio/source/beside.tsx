@@ -135,6 +135,8 @@ export function Beside() {
           <span id="legend-difference">{legend}<br />
             <small id="alike">{!Number.isNaN(alike) && `${words.together(alike.toFixed(2))}: ${words.agreementMeans}`}</small></span></figcaption></figure>}
     </div>}
+    {that && captionOf(mine) !== captionOf(that.made) && <p class="warning" id="unlike">
+      {words.unlike(captionOf(mine), captionOf(that.made))}</p>}
     {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}
     {that && <p class="row">{both && <button type="button" id="swipe-both" aria-pressed={swipes.value}
       onClick={() => { swipes.value = !swipes.value; }}>{words.swipeBoth}</button>}

@@ -118,7 +118,8 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
     return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}
       onClick={() => { setMethod(name); if (bare) choose({ layer }); }}>
       <Small made={made} label={`${made.explanation.layer ? words.methodAt(name, made.explanation.layer) : name}${agrees && `, ${agrees}`}`} />
-      <span>{!bare && of}{agrees && <small> {bare ? correlation : agrees}</small>}</span>
+      <span>{!bare && of}{!bare && made.explanation.layer && <small> {words.at(made.explanation.layer)}</small>}
+        {agrees && <small> {bare ? correlation : agrees}</small>}</span>
     </button>;
   }
   return <div class="map empty">

@@ -1,6 +1,7 @@
 // The photo with the map over it. What changes only the look is drawn here, without a request.
 
 import { useComputed, useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { Box, LabelledClass } from "./api";
 import { paint, type Look } from "./colours";
@@ -53,8 +54,8 @@ export function draw(canvas: HTMLCanvasElement, picture: Picture, heat: Heat | n
   context.drawImage(layer, 0, 0);
 }
 
-/** What is shown, in one sentence. */
-function Told({ made }: { made: Shown }) {
+/** What is shown, in one sentence; what is known of it follows. */
+function Told({ made, children }: { made: Shown; children: ComponentChildren }) {
   const { target, method, layer } = made.explanation, { unit, fit } = choice.value, now = model.value;
   if (!now || answers.value) return null;
   const nameOf = ({ label, index }: LabelledClass) => label ?? `${index}`;
@@ -62,10 +63,11 @@ function Told({ made }: { made: Shown }) {
   const seen = fit === "auto" ? now.input.default_fit : fit as keyof typeof words.fits;
   return <p id="told"><strong>
     {unit ? words.whyUnit(unit) : words.why(nameOf(target), minus, Boolean(target.against))}
-  </strong>{" "}<span class="soft">{words.how(method, layer, words.fits[seen])}</span></p>;
+  </strong>{" "}<span class="soft">{words.how(method, layer, words.fits[seen])}.</span>{" "}{children}</p>;
 }
 
-export function Stage() {
+/** The photo with the map over it. What is known of the map stands above it. */
+export function Stage({ children }: { children: ComponentChildren }) {
   const canvas = useRef<HTMLCanvasElement>(null), plain = useRef<HTMLCanvasElement>(null);
   const original = useSignal(false), swipes = useSignal(false), at = useSignal(MIDDLE);
   const heat = useComputed(() =>
@@ -94,7 +96,7 @@ export function Stage() {
   const percent = (value: number, of: number) => `${(100 * value) / of}%`;
   const name = made ? captionOf(made) : "";
   return <figure class={busy.value ? "stage busy" : "stage"}>
-    {made && <Told made={made} />}
+    {made && <Told made={made}>{children}</Told>}
     <div class="picture" style={{
       width: `min(100%, ${(TALLEST * now.bitmap.width) / now.bitmap.height}vh)` }}>
       <canvas ref={canvas} id="picture" role="img"

@@ -34,7 +34,8 @@ export const words = {
   noMatch: (text: string) => `No class has “${text}” in its name or in its synonyms.`,
   contrast: "Contrast with",
   contrastNone: "no other class",
-  contrastHint: "With a second class, the map shows what speaks for the chosen one and not for that one.",
+  contrastHint: "With a second class, the map shows what speaks for the chosen one and not for that one. " +
+    "The probabilities are the model's own.",
   against: "What speaks against it",
   signed: "Evidence for and against",
   prompt: "In your own words",
@@ -75,7 +76,7 @@ export const words = {
   brightHint: "Scale the map by its 99th percentile: a few pixels do not leave the others dark.",
   colours: "Colours",
   original: "Hold to see the photo",
-  ground: "The bar lies on grey squares as the colours lie on the photo: where the squares show, the photo shows.",
+  ground: "The colours hide the grey squares as they hide the photo.",
   scale: (bright: boolean) => bright ? "99th percentile" : "maximum",
   andNot: "and not", against_: "against",
   unitNamed: (unit: string) => `channel ${unit.replace("@", " of ")}`,
@@ -102,7 +103,7 @@ export const words = {
   take: "Take along",
   link: "Copy a link to this view",
   linkNote: "The photo is not in the link: whoever opens it chooses the same file, and sees the same.",
-  linkToExample: "The link names this example, and opens it anywhere.",
+  linkToExample: "The link opens this example, with this view, wherever the service can be reached.",
   copied: "Copied.",
   png: "PNG",
   npy: "NPY",
@@ -146,7 +147,9 @@ export const words = {
   firstOf: (word: string) => `The answer has “${word}” more than once: this request draws the first.`,
   waiting: "Explaining …",
   milliseconds: (wall: number, phases: string) =>
-    `${wall.toFixed(0)} ms in all${phases && `; in the service: ${phases} ms`}.`,
+    `${wall.toFixed(0)} ms in all${phases && `, of which in the service: ${phases} ms`}.`,
+  phases: { room: "waiting for memory", forward_backward: "model", preprocess: "preparing", decode: "decoding",
+    queue: "waiting for the model", render: "drawing" } as Record<string, string>,
   cached: "From this page's memory.",
   passes: (made: number, of: number) => `${made} of ${of} passes`,
   notReady: (reason: string) => `Not ready: ${reason}. This page tries again.`,
@@ -184,11 +187,12 @@ export const words = {
   judge: "Judge this map",
   judgeHint:
     "Insertion and deletion: the class's probability while the hottest pixels come or go, beside " +
-    "maps that know nothing. They take some hundred passes.",
-  judgeNow: "Measure",
+    "maps that know nothing. The verdict says “better than chance” if the map is better than 95 % of the misplaced " +
+    "maps: itself, turned and mirrored. They take some hundred passes.",
+  judgeNow: "Judge the map",
   metric: "metric",
   value: "value",
-  chance: "random",
+  chance: "misplaced maps, mean",
   verdict: "verdict",
   better: { higher: "higher is better", lower: "lower is better" } as const,
   nothing: "The map is the same everywhere: nothing can be seen in it.",
@@ -196,9 +200,12 @@ export const words = {
     `${name} on ${device}, ${dtype}${size ? `, ${size.width} × ${size.height} pixels in` : ""}`,
   why: (label: string, minus: string | undefined, against: boolean) =>
     `${against ? "What speaks against" : "Why"} “${label}”${minus ? ` and not “${minus}”` : ""}`,
+  at: (layer: string) => `at ${layer}`,
   whyUnit: (unit: string) => `Why channel ${unit.replace("@", " of ")} is active`,
   how: (method: string, layer: string, fit: string) => `${method}${layer && ` at ${layer}`}, ${fit}`,
   warnings: "Before you believe it",
+  summed: (doubts: number, judged: string) =>
+    `${doubts ? `${doubts} ${doubts === 1 ? "warning" : "warnings"}` : "No warning"}, ${judged || "not judged yet"}`,
   none: "Known: none of the checks that the service makes of each map gave a warning.",
   notJudged: "Not known: whether the hot places matter to the model. The map is not judged yet.",
   notMeasured: "Not known: whether the hot places matter to the model. The page cannot measure that here.",
@@ -225,7 +232,8 @@ export const words = {
   besideNothing: "nothing",
   besideModel: (name: string) => `the model ${name}`,
   besidePhoto: (name: string) => `the photo ${name}`,
-  predicts: (what: string) => `It sees ${what}.`,
+  predicts: (what: string) => `Its first class: ${what}.`,
+  unlike: (one: string, two: string) => `The maps explain different classes: ${one}, and ${two}.`,
   difference: (one: string, other: string) =>
     `1, red: hotter in ${one}. 0: equal. −1, blue: hotter in ${other}. Each map is scaled from 0 to 1.`,
   equal: "Both maps are equal: the difference is 0 everywhere.",

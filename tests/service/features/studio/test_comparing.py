@@ -365,7 +365,7 @@ def test_two_photos_stand_side_by_side(
     take(page, cat, espresso)
     explained(page)
     page.locator("#beside").select_option(label="the photo photo1.png")
-    expect(page.locator(".pair")).to_contain_text("It sees espresso")
+    expect(page.locator(".pair")).to_contain_text("Its first class: espresso")
     theirs = served(address, espresso, fit="squash", output="overlay")
     assert is_alike(canvas(page, "other"), theirs)
     expect(page.locator("#difference")).to_have_count(0)

@@ -27,6 +27,7 @@ from tests.service.features.studio.browsing import (
     drawn,
     explained,
     is_alike,
+    judged,
     pixels_of,
     served,
     state,
@@ -198,10 +199,41 @@ def test_what_is_chosen_stands_above_the_fold(page: Page, cat: bytes) -> None:
     page.set_viewport_size({"width": 1280, "height": 800})
     take(page, cat)
     explained(page)
-    for name in ("#told", "#picture", "#classes", "#model", "#method", "#layer"):
+    for name in ("#told", "#verdict", "#picture", "#classes", "#model", "#method", "#layer"):
         box = page.locator(name).bounding_box()
         assert box
         assert box["y"] + box["height"] <= 800, name
+
+
+def test_the_verdict_stands_above_the_map(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    expect(page.locator("#verdict")).to_have_text("No warning, not judged yet")
+    page.locator("#verdict").click()
+    expect(page.locator("#warnings-heading")).to_be_focused()
+    expect(page.locator("#warnings-heading")).to_be_in_viewport()
+    page.locator("#method").select_option("eigencam")
+    explained(page)
+    expect(page.locator("#verdict")).to_have_text("1 warning, not judged yet")
+    judged(page)
+    verdicts = page.locator("#scores small").filter(has_text=re.compile("chance"))
+    expect(page.locator("#verdict")).to_contain_text(verdicts.first.inner_text())
+
+
+def test_the_comparison_stands_beside_the_map_on_a_wide_screen(page: Page, cat: bytes) -> None:
+    page.set_viewport_size({"width": 1920, "height": 1080})
+    take(page, cat)
+    explained(page)
+    picture, compared, classes = (
+        page.locator(name).bounding_box() for name in ("#picture", "#compare-heading", "#classes")
+    )
+    assert picture
+    assert compared
+    assert classes
+    assert compared["y"] < 1080
+    assert picture["x"] + picture["width"] <= compared["x"] < classes["x"]
+    assert picture["x"] < 100
+    assert classes["x"] + classes["width"] > 1820
 
 
 def test_improbable_classes_are_folded_away(page: Page, cat: bytes) -> None:
@@ -536,7 +568,7 @@ def test_the_link_s_button_says_that_the_photo_is_not_in_it(page: Page, cat: byt
     page.get_by_role("button", name="a cat").click()
     explained(page)
     expect(link).to_have_accessible_description(
-        "The link names this example, and opens it anywhere."
+        "The link opens this example, with this view, wherever the service can be reached."
     )
 
 
