@@ -271,7 +271,7 @@ async def measure(
                 told = scope.enter_context(producers(path, callers, phases))
             scope.callback(gc.set_threshold, *gc.get_threshold())
             scope.callback(gc.unfreeze)
-            settle()  # as the service does once its models are loaded
+            settle(seldom=True)  # as the service does once its models are loaded
             for each in phases:
                 used = -time.process_time()
                 begun = time.perf_counter()

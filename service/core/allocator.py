@@ -18,8 +18,9 @@ KEPT_BYTES = 2**31 - 1
 accepts."""
 
 NEW_OBJECTS = 10_000
-"""Number of objects after which the new ones are searched for garbage. By default it is 700: where
-hundreds of images are in progress, that takes a quarter of the engine's time and finds nothing."""
+"""Number of new objects after which the engine's process searches them for garbage. By default it
+is 700: where hundreds of images are in progress, that takes a quarter of its time and finds
+nothing."""
 
 
 def keep_memory() -> bool:
@@ -44,10 +45,15 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def settle() -> None:
-    """Leave the objects of now, which stay alive, out of garbage collection, and search the new
-    ones less often. Each collection that searched the models' objects would delay every request by
-    a third of a second."""
+def settle(*, seldom: bool = False) -> None:
+    """Leave the objects of now, which stay alive, out of garbage collection. Each collection that
+    searched the models' objects would delay every request by a third of a second.
+
+    Args:
+        seldom: whether the new ones are searched less often. Not where photos are decoded: what an
+            error leaves in a cycle may be as large as a photo.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(NEW_OBJECTS)
+    if seldom:
+        gc.set_threshold(NEW_OBJECTS)

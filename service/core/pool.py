@@ -58,6 +58,10 @@ class Pool:
                 if not result.cancelled():
                     result.exception()  # or else the event loop logs it
             raise
+        finally:
+            # An exception refers to this frame: with the futures in it, which refer to the
+            # exception, the photo that it is about would stay until the next garbage collection.
+            del running, result
 
 
 async def in_own_thread(name: str, work: Callable[[], Result]) -> Result:

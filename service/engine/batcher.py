@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter
+from traceback import clear_frames
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from service.backend.answers import Outcome
@@ -421,6 +422,7 @@ class Batcher(Generic[Item, Result]):
         except StopIteration as error:
             return RuntimeError(f"a StopIteration escaped: {error}")
         except Exception as error:
+            clear_frames(error.__traceback__)  # or else it keeps the batch's tensors
             return error
         except BaseException as error:
             return RuntimeError(f"a {type(error).__name__} escaped: {error}")

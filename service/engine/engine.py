@@ -111,6 +111,8 @@ class _Item:
     """Texts that are the classes for this item; () for the model's own."""
     weight: NDArray[np.float32] | None = None
     """What the model's `weight` is for these prompts, (P, D)."""
+    warms: bool = False
+    """Whether it is the warm-up's, and nobody's question."""
 
 
 class Engine:
@@ -203,14 +205,14 @@ class Engine:
         if self.model.answering:
             photo, few = self._sample(), AnswerOptions(max_tokens=2)
             steps = answer_in_steps(self.model.answering, photo, "a", few)
-            await self._finished(_Item(photo, (NOTHING,), steps), None)
+            await self._finished(_Item(photo, (NOTHING,), steps, warms=True), None)
             return
         await self._batch(1)
         if self.model.paths:
             worth = self._images * await self._batch(1)
             if self.model.device.type == "cpu":
                 await self.batcher.submit(
-                    _Item(self._sample(), (NOTHING,), self._settle_fast(worth))
+                    _Item(self._sample(), (NOTHING,), self._settle_fast(worth), warms=True)
                 )
             else:
                 settling = self._settle_beside(worth)
@@ -259,7 +261,7 @@ class Engine:
         question = Question((), "gradcam", ())  # the prediction alone
         if layer is not None and "gradcam" not in self.model.unsuited:
             question = Question((ClassTarget(),), "gradcam", (layer,))
-        items = [_Item(self._sample(), (question,))] * count
+        items = [_Item(self._sample(), (question,), warms=True)] * count
         futures = [self.batcher.submit(item) for item in items]
         return max([(await future).run_seconds for future in futures])
 
@@ -323,7 +325,16 @@ class Engine:
         item = self._item(work)
         if item.steps or work.prompts or work.at_once or (item.repeatable and self._settling):
             return self._in_turn(work, item, progress)
-        return cast(Awaitable[Outcome[Value]], self.batcher.submit(item))
+        future = self.batcher.submit(item)
+        if isinstance(work, Explain):
+            future.add_done_callback(self._note_wait)
+        return cast(Awaitable[Outcome[Value]], future)
+
+    def _note_wait(self, answered: asyncio.Future[Outcome[object]]) -> None:
+        """Record how long a question has waited."""
+        if not answered.cancelled() and not answered.exception():
+            waited = answered.result().queued_seconds
+            self._metrics.phase_seconds.labels(phase="queue").observe(waited)
 
     async def _in_turn(
         self, work: Work[Value], item: _Item, progress: Listener | None
@@ -341,6 +352,8 @@ class Engine:
             outcome = await self._finished(item, progress)
         if isinstance(outcome.value, ServedAnswer) and doubts:
             outcome = replace(outcome, value=outcome.value.doubted(doubts))
+        if isinstance(work, Explain):
+            self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
         return cast(Outcome[Value], outcome)
 
     @asynccontextmanager
@@ -452,6 +465,8 @@ class Engine:
 
     def _failed(self, item: _Item, error: Exception) -> Exception:
         """Return what the caller gets for an item that failed."""
+        if item.warms:
+            return error
         name, here = self.model.name, item.pixels.shape
         if isinstance(error, BatcherFull):
             self._metrics.rejected.labels(reason="queue full").inc()

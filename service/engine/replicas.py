@@ -174,23 +174,16 @@ class Replicas:
                 the order of the caller's methods.
         """
         if work.priority == "background":
-            return self._queued(await self._idlest().begin(work, progress=progress))
+            return await self._idlest().begin(work, progress=progress)
         outcome, how = await self._response_cache.get(
             _key(work),
             lambda report: self._idlest().begin(work, progress=report),
             progress,
         )
-        if how == "made":
-            self._queued(outcome)
         self._metrics.answers.labels(model=self.model.name, how=how).inc()
         if how == "made" and work.watched and not work.prompts:  # with prompts, classes are others
             self._tell(work.seen, asked, outcome.value)
         return Outcome(outcome.value, 0.0, 0.0, 0) if how == "remembered" else outcome
-
-    def _queued(self, outcome: Outcome[ServedAnswer]) -> Outcome[ServedAnswer]:
-        """Record how long a question has waited; return its outcome."""
-        self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
-        return outcome
 
     def _tell(self, seen: ModelInput, questions: Sequence[Question], answer: ServedAnswer) -> None:
         """Tell the watches an answer to live traffic."""

@@ -73,6 +73,7 @@ class ResponseCache(Generic[Value, Report]):
             if not flight.waiting and not flight.task.done():
                 self._forget(key, flight)
                 flight.task.cancel()
+            del flight  # which refers to an exception that refers to this frame
 
     def _start(
         self, key: Hashable, work: Callable[[Callable[[Report], None]], Awaitable[Value]]

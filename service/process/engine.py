@@ -90,7 +90,7 @@ async def _serve(
                     raise failure
                 said_ready = True
                 heartbeat.tell(READY)
-                settle()
+                settle(seldom=True)
             waiting: set[asyncio.Task[Any]] = {stop_told}
             if not manager.loaded.done():
                 waiting.add(manager.loaded)

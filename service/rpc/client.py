@@ -206,6 +206,7 @@ class RemoteBackend:
             raise
         finally:
             self._pending.pop(number, None)
+            del pending  # which refers to an exception that refers to this frame
 
     def _require_known(self, name: str) -> None:
         """Check that there is a model of that name, as far as this process has been told. While the

@@ -15,6 +15,7 @@ import pickle
 import struct
 from collections.abc import Callable, Iterable
 from enum import EnumType
+from functools import partial
 from io import BytesIO
 from typing import Any, Final, cast
 
@@ -109,7 +110,8 @@ class Frame:
         """The arrays that are parts of their own, and where each begins in the shared memory."""
         self._found: list[memoryview] = []
         """Those of the message that is being written."""
-        self._pickler = pickle.Pickler(self._written, protocol=5, buffer_callback=self._within)
+        within = partial(_is_within, self._found.append)  # not of the frame, which it would keep
+        self._pickler = pickle.Pickler(self._written, protocol=5, buffer_callback=within)
         self._pickler.dispatch_table = reductions
         self._bytes = 0
         self.full = False
@@ -117,26 +119,20 @@ class Frame:
 
     def add(self, message: object, put: Put = lambda array: None) -> None:
         """Write a message. If that fails, the frame is as before, and full."""
-        begin, self._found = self._written.tell(), []
+        begin = self._written.tell()
         try:
             self._pickler.dump(message)
+            placed = [(array, put(array)) for array in self._found]
         except BaseException:
             self._written.truncate(begin)
             self.full = True  # the pickler refers to what it has written of this message
             raise
-        for array in self._found:
-            placed = put(array)
-            self._arrays.append((array, BEHIND if placed is None else placed))
-            self._bytes += array.nbytes if placed is None else 0
+        finally:
+            self._found.clear()
+        for array, at in placed:
+            self._arrays.append((array, BEHIND if at is None else at))
+            self._bytes += array.nbytes if at is None else 0
         self.full = self._written.tell() + self._bytes >= FULL_BYTES
-
-    def _within(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether an array is part of the pickle."""
-        raw = buffer.raw()
-        if raw.nbytes < APART_BYTES:
-            return True
-        self._found.append(raw)
-        return False
 
     def pieces(self) -> list[bytes | memoryview]:
         """Return the pieces of the frame, for a transport's `writelines`; none of a frame without
@@ -154,6 +150,14 @@ class Frame:
                 pieces += [bytes(-end % ALIGNED), part]
                 end += -end % ALIGNED + part.nbytes
         return [LENGTH.pack(end), *pieces]
+
+
+def _is_within(apart: Callable[[memoryview], None], buffer: pickle.PickleBuffer) -> bool:
+    """Return whether an array is part of the pickle; the others are given to `apart`."""
+    raw = buffer.raw()
+    if raw.nbytes >= APART_BYTES:
+        apart(raw)
+    return raw.nbytes < APART_BYTES
 
 
 def _parts(

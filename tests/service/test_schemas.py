@@ -50,7 +50,11 @@ from service.models.info import LayerInfo, ModelInfo
         (SimilarityRecord, [Similarity], ""),
         (model_schemas.FidelityDescription, [Fidelity], ""),
         (model_schemas.AuditedMethod, [Audited], ""),
-        (model_schemas.LayerDescription, [LayerInfo], "output_shape explainable reason default"),
+        (
+            model_schemas.LayerDescription,
+            [LayerInfo],
+            "output_shape explainable reason default stage",
+        ),
         (drift.ShiftDescription, [Shift], "label sentence"),
         (drift.TooFewDescription, [TooFew], "label sentence"),
         (

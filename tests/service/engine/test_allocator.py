@@ -54,6 +54,8 @@ def test_what_is_there_is_left_out_of_garbage_collection() -> None:
     try:
         settle()
         assert gc.get_freeze_count() > frozen
+        assert gc.get_threshold() == threshold
+        settle(seldom=True)
         assert gc.get_threshold()[0] == NEW_OBJECTS > threshold[0]
         assert gc.get_threshold()[1:] == threshold[1:]
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import weakref
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -145,6 +147,22 @@ def test_a_message_that_cannot_be_written_leaves_the_others_readable() -> None:
     assert written.full
     payload = b"".join(written.pieces())[LENGTH.size :]
     assert codec().read(payload) == [Returned(1, target)]
+
+
+def test_a_frame_keeps_nothing_once_it_is_written() -> None:
+    """Not even until a garbage collection: it refers to the pixels of a request."""
+    gc.collect()
+    gc.disable()
+    try:
+        written = codec().frame()
+        array = np.zeros(APART_BYTES, np.uint8)
+        kept: list[weakref.ref[Any]] = [weakref.ref(array), weakref.ref(written)]
+        written.add(Returned(1, array), lambda array: 0)
+        written.pieces()
+        del written, array
+        assert [each() for each in kept] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_frame_that_is_large_takes_no_further_message() -> None:

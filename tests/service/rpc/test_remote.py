@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import pickle
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,29 @@ async def test_its_errors_are_raised_here(
     assert "ZeroDivisionError" in caplog.text
     fake.models["m"].error = None
     await remote.replicas("m").ask(ASKED)
+
+
+async def test_an_error_keeps_no_pixels(pair: tuple[FakeBackend, RemoteBackend]) -> None:
+    """Until a garbage collection, which the process of the models makes seldom."""
+    fake, remote = pair
+    fake.models["m"].error = Unexplainable("the map is empty")
+
+    async def asked() -> weakref.ref[Any]:
+        pixels = np.zeros((8, 8, 3), np.uint8)
+        with pytest.raises(Unexplainable):
+            await remote.replicas("m").ask(
+                Explain(ModelInput(pixels, SEEN.box, b"other"), [QUESTION])
+            )
+        return weakref.ref(pixels)
+
+    gc.collect()
+    gc.disable()
+    try:
+        kept = await asked()
+        await asyncio.sleep(0)  # the event loop still holds what has woken this task
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_its_log_states_whose_request_it_is(

@@ -29,6 +29,7 @@ from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE, TINY
 from tests.waiting import stays, until
 
+pytestmark = pytest.mark.contract
 HERE = "factory:tests.service.features.administration.test_routes"
 NEW: dict[str, Any] = {"name": "new", "source": "factory:tests.service.factories:tiny", **TINY}
 MODEL = "/v1/models/new"

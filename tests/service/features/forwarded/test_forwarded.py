@@ -23,6 +23,7 @@ from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 from tests.service.live import ROOT, serving
 
+pytestmark = pytest.mark.contract
 PROXY, STRANGER = "10.1.2.3", "192.0.2.1"
 PHOTO = encoded(noise(8, 8))
 PNG = {"Content-Type": "image/png"}
