@@ -114,9 +114,21 @@ export const post = async <T>(path: string, body: FormData): Promise<T> =>
 export const remove = async (path: string): Promise<void> => { await ask(path, { method: "DELETE" }); };
 export const blob = async (path: string, accept: string): Promise<Blob> =>
   (await ask(path, { headers: { Accept: accept } })).blob();
-/** The lines of an answer in lines. */
-export const lines = async <T>(path: string): Promise<T[]> =>
-  (await (await ask(path)).text()).split("\n").filter(Boolean).map((line) => JSON.parse(line) as T);
+/** What is kept of each line of an answer in lines. A line may hold a picture of many megabytes, so no two are held. */
+export async function lines<T, Kept>(path: string, keep: (line: T) => Kept): Promise<Kept[]> {
+  const reader = (await ask(path)).body!.pipeThrough(new TextDecoderStream()).getReader(), kept: Kept[] = [];
+  let parts: string[] = [];
+  for (;;) {
+    const { done, value = done ? "\n" : "" } = await reader.read(), [first, ...others] = value.split("\n");
+    parts.push(first!);
+    for (const other of others) {
+      const line = parts.join("");
+      if (line) kept.push(keep(JSON.parse(line) as T));
+      parts = [other];
+    }
+    if (done) return kept;
+  }
+}
 
 export const models = () => get<{ models: string[]; takes_text?: string[] }>("v1/models");
 /** The addresses that the service has, as its contract names them. */

@@ -16,7 +16,7 @@ import { Prompt } from "./prompt";
 import { Tour, go, tour } from "./tour";
 import { Work } from "./work";
 import { levelOf, type View } from "./colours";
-import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, leftOut, look, method, model, note, photo, problem,
+import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, judgeable, leftOut, look, method, model, note, photo, problem,
   remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
 import { words } from "./words";
 
@@ -65,7 +65,7 @@ const SURE = 0.7;
 /** Whether the map has been judged, and with what result. */
 function Judged() {
   if (!shown.value) return null;
-  if (model.value?.kind !== "classes" || !does("evaluate")) return <p class="soft">{words.notMeasured}</p>;
+  if (!judgeable.value) return <p class="soft">{words.notMeasured}</p>;
   const told = Object.entries(scores.value ?? {});
   if (told.length) {
     return <><p class="soft">{words.judged}</p>

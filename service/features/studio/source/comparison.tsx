@@ -1,6 +1,6 @@
 // Small maps of many methods at once, at one layer or at several.
 
-import { signal, useSignalEffect } from "@preact/signals";
+import { batch, signal, useSignalEffect } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { patiently, textOf, type Layer, type Method } from "./api";
 import { spearman } from "./smallmap";
@@ -111,12 +111,12 @@ function Small({ made, label }: { made: Shown; label: string }) {
 function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
   const { method: name, layer, shown: made, problem, busy } = cell, now = shown.value, on = picture.value;
   const told = methodNamed(name), of = bare ? `${name} · ${layer}` : name;
-  const chosen = method.value?.name === name && (!bare || now?.explanation.layer === layer);
+  const chosen = method.value?.name === name && now?.explanation.layer === (bare ? layer : made?.explanation.layer ?? "");
   const alike = useMemo(() => made && now && on && !chosen ? agreement(made, now, on) : NaN, [made, now, on, chosen]);
   const correlation = Number.isNaN(alike) ? "" : alike.toFixed(2), agrees = correlation && words.together(correlation);
   if (made) {
     return <button type="button" class="map" aria-pressed={chosen} aria-label={bare ? `${of} ${agrees}` : undefined}
-      onClick={() => { setMethod(name); if (bare) choose({ layer }); }}>
+      onClick={() => batch(() => { setMethod(name); if (bare) choose({ layer }); })}>
       <Small made={made} label={`${made.explanation.layer ? words.methodAt(name, made.explanation.layer) : name}${agrees && `, ${agrees}`}`} />
       <span>{!bare && of}{!bare && made.explanation.layer && <small> {words.at(made.explanation.layer)}</small>}
         {agrees && <small> {bare ? correlation : agrees}</small>}</span>

@@ -4,7 +4,7 @@ import { signal, useSignalEffect } from "@preact/signals";
 import * as api from "./api";
 import { Curve } from "./curve";
 import { Film, type Metric } from "./film";
-import { busy, choice, choose, model, parametersOf, photo, shown } from "./view";
+import { judgeable, busy, choice, choose, model, parametersOf, photo, shown } from "./view";
 import { words } from "./words";
 
 const METRICS = "insertion,deletion,stability";
@@ -46,7 +46,7 @@ export function Judgement() {
     [scores.value, problem.value, step.value, asking.value, film.value] = [null, "", null, null, null];
   });
   const made = shown.value, of = photo.value;
-  if (!made || !of || model.value?.kind !== "classes") return null;
+  if (!made || !of || !judgeable.value) return null;
   const curve = film.value && scores.value?.[film.value]?.details.curve;
   return <section class="card" aria-labelledby="judge-heading">
     <h2 id="judge-heading" tabIndex={-1}>{words.judge}</h2>

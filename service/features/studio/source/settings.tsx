@@ -1,7 +1,7 @@
 // How the map is made, and how it is drawn.
 
 import { USUAL, USUAL_SIGNED, colormaps, levelOf, type Look, type View } from "./colours";
-import type { Model } from "./api";
+import type { Explanation, Model } from "./api";
 import { answer, answers, changeModel, choice, choose, look, method, methodNamed, model, names, isBright, show, shown, takers, usable } from "./view";
 import { words } from "./words";
 
@@ -25,10 +25,15 @@ function inWords(name: string, { input, kind }: Model): string {
   if (!layer) return name.includes(" + ") ? words.layersJoined(name) : "";
   const [rows, columns] = layer.grid!, ends = all.filter(({ stage }) => stage);
   const places = all.slice(at + 1).every(({ grid }) => grid![0] * grid![1] === 1) && (kind === "classes" || kind === "value")
-    ? words.lastLayer : layer.stage ? words.endOfStage(ends.indexOf(layer) + 1, ends.length)
+    ? words.lastLayer : layer.stage && ends.length > 1 ? words.endOfStage(ends.indexOf(layer) + 1, ends.length)
     : words.layerOf(at + 1, all.length);
   return words.layerTold(name, places, `${rows} × ${columns}`,
     `${Math.round(input.height / rows)} × ${Math.round(input.width / columns)}`, `${input.height} × ${input.width}`);
+}
+
+/** The places of a map that has no layer: the input's pixels, or a transformer's patches. */
+function atInput({ heatmap: { shape: [rows, columns] } }: Explanation, { input }: Model): string {
+  return rows === input.height && columns === input.width ? words.atInput : words.ofPatches(`${rows} × ${columns}`);
 }
 
 /** The models that take words of one's own, where the one that is chosen does not. */
@@ -62,7 +67,7 @@ function Told({ now }: { now: Model }) {
   const name = layer === "auto" ? chosen?.layer ?? now.default_layer : layer;
   return <>
     {chosen && <p class="soft">{words.methodTold(chosen.name, chosen.summary, chosen.cost)}</p>}
-    <p class="soft" id="layer-told">{chosen?.at === "input" ? words.atInput : name && inWords(name, now)}</p>
+    <p class="soft" id="layer-told">{chosen?.at !== "input" ? name && inWords(name, now) : shown.value && atInput(shown.value.explanation, now)}</p>
   </>;
 }
 

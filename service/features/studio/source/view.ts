@@ -96,7 +96,8 @@ export const isBright = (method: string) => look.value.bright ?? (!answers.value
 export const usable = computed(() => layers.value.filter((layer) => layer.explainable && layer.grid));
 
 export const choose = (part: Partial<Choice>) => batch(() => {
-  choice.value = { ...choice.value, ...part };
+  const now = choice.peek(), changes = Object.entries(part).some(([name, value]) => now[name as keyof Choice] !== value);
+  if (changes) choice.value = { ...now, ...part };
   leftOut.value = [];
 });
 export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...part }; };
@@ -319,7 +320,7 @@ function leaveOut(of: Photo, why: string): void {
   batch(() => {
     tellLeftOut(of.name, why);
     problem.value = "";
-    remove(of.digest, true);
+    remove(of.digest);
   });
 }
 
@@ -396,17 +397,16 @@ export async function takeExample(name: ExampleName): Promise<void> {
 function turnTo(digest: string | null): void {
   if (digest === current.value) return;
   choice.value = { ...choice.value, ...anew() };
-  [marked.value, current.value] = ["", digest];
+  [marked.value, current.value, shown.value] = ["", digest, null];  // no photo under the map of another one
 }
 
-export function remove(digest: string, refused = false): void {
+export function remove(digest: string): void {
   const at = strip.value.findIndex((each) => each.digest === digest);
   const left = strip.value.filter((each) => each.digest !== digest);
   if (strip.value[at]?.thumbnail) URL.revokeObjectURL(strip.value[at].thumbnail);
   batch(() => {
     strip.value = left;
     if (current.value !== digest) return;
-    if (!refused) shown.value = null;
     turnTo(left[Math.min(at, left.length - 1)]?.digest ?? null);
   });
 }
@@ -428,6 +428,7 @@ export function step(by: number): void {
 async function chooseModel(): Promise<void> {
   const name = choice.peek().model;
   const [found, all] = await Promise.all([api.model(name), api.layers(name)]);
+  if (choice.peek().model !== name) return;  // another one was chosen meanwhile
   batch(() => {
     model.value = found;
     layers.value = all;
@@ -445,6 +446,11 @@ const addresses = signal<ReadonlySet<string> | null>(null);
 /** Whether the service has an address of the contract; it does as long as that is not known. */
 export const serves = (address: string) => addresses.value?.has(address) ?? true;
 export const does = (operation: string) => serves(`/v1/models/{model}:${operation}`);
+/** Whether the service can judge the map: it is of a class, whose probability is then measured. */
+export const judgeable = computed(() => {
+  const { against, unit, text } = choice.value;
+  return model.value?.kind === "classes" && does("evaluate") && !against && !unit && !text;
+});
 
 /** Loads what the page is about; a service that is not ready is asked again. */
 export async function begin(): Promise<void> {

@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { paint } from "./colours";
 import { Curve } from "./curve";
+import { thumbnailOf } from "./photos";
 import { place } from "./smallmap";
 import { save } from "./takealong";
 import { choice, model, parametersOf, room, select, serves, strip } from "./view";
@@ -69,16 +70,21 @@ const rowOf = ({ cursor, item, error, explanations = [] }: api.Item): Row => ({ 
   label: explanations.map(({ target }) => target.label ?? target.index).join(", "),
   probability: explanations[0]?.target.probability, warnings: explanations.flatMap(({ warnings }) => warnings) });
 
-/** Reads the results that are new, up to as many as are wanted. */
-async function read(job: api.Job): Promise<void> {
-  for (;;) {
+let reading: Promise<void> = Promise.resolve();
+
+/** Reads the results that are new, up to as many as are wanted, once those are read that are being read. */
+function read(job: api.Job): Promise<void> {
+  return reading = reading.catch(() => undefined).then(() => readNew(job));
+}
+
+async function readNew(job: api.Job): Promise<void> {
+  while (opened.value === job.id) {
     const after = results.value.at(-1)?.cursor ?? 0;
     const left = Math.min(job.counts.done + job.counts.failed, most.value) - results.value.length;
     if (left <= 0) return;
-    const lines = await api.lines<api.Item>(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}`);
-    // Two looks at once bring the same lines, of which the later ones are left out.
-    if (!lines.length || opened.value !== job.id || (results.value.at(-1)?.cursor ?? 0) !== after) return;
-    results.value = [...results.value, ...lines.map(rowOf)];
+    const rows = await api.lines(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}`, rowOf);
+    if (!rows.length || opened.value !== job.id) return;
+    results.value = [...results.value, ...rows];
   }
 }
 
@@ -105,10 +111,10 @@ function Thumbnail({ job, item }: { job: string; item: string }) {
   const image = useRef<HTMLImageElement>(null);
   useEffect(() => {
     let address = "", gone = false;
-    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then((picture) => {
-      if (gone) return;
-      address = URL.createObjectURL(picture);
-      image.current!.src = address;
+    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then(thumbnailOf).then((small) => {
+      address = small;  // the picture has the photo's size
+      if (gone) URL.revokeObjectURL(address);
+      else image.current!.src = address;
     }, () => { /* its sentence stands below */ });
     return () => { gone = true; URL.revokeObjectURL(address); };
   }, [job, item]);
@@ -144,8 +150,9 @@ function Pictured({ item, address }: { item: string; address: string }) {
   </dialog>;
 }
 
-function Items({ job, items }: { job: string; items: { item: string; text: string }[] }) {
+function Items({ job, items, order = "" }: { job: string; items: { item: string; text: string }[]; order?: string }) {
   const page = useSignal(0), count = useSignal(FEW);
+  useEffect(() => { [page.value, count.value] = [0, FEW]; }, [order]);
   const pages = Math.ceil(items.length / MOST), at = Math.max(Math.min(page.value, pages - 1), 0);
   const from = at * MOST, to = Math.min(from + count.value, items.length);
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
@@ -213,7 +220,7 @@ function Results({ job }: { job: api.Job }) {
         <button type="button" id="read-more" onClick={() => readMore(most.value + BLOCK)}>
           {words.readMore(Math.min(ready - all.length, BLOCK))}</button>{" "}
         <button type="button" id="read-all" onClick={() => readMore(Infinity)}>{words.readAll}</button></>}</p>
-    <Items job={job.id} items={items.map(({ item, label, probability, warnings, error }) => ({ item, text: error ??
+    <Items job={job.id} order={[order, which, label, least, greatest].map(({ value }) => value).join(" ")} items={items.map(({ item, label, probability, warnings, error }) => ({ item, text: error ??
       `${label}${probability === undefined ? "" : ` ${probability.toFixed(3)}`}${warnings.length ? `; ${words.warned(warnings.length)}` : ""}` }))} />
     <Downloads job={job} />
   </>;

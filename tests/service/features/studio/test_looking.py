@@ -195,6 +195,66 @@ def test_what_is_shown_is_said_in_one_sentence(page: Page, cat: bytes) -> None:
     expect(told).to_contain_text("a centre crop")
 
 
+def test_no_photo_stands_under_the_map_of_another_one(
+    page: Page, cat: bytes, espresso: bytes
+) -> None:
+    take(page, cat, espresso)
+    explained(page)
+    asked: list[Route] = []
+    page.route("**/v1/models/*:explain**", lambda route: asked.append(route))
+    page.keyboard.press("n")
+    expect(page.locator(".right")).to_have_attribute("aria-busy", "true")
+    expect(page.locator("#told")).to_have_count(0)
+    expect(page.locator("#classes button")).to_have_count(0)
+    assert is_alike(drawn(page), pixels_of(espresso))
+    asked[0].fulfill(status=500, body="{}")
+    expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
+    expect(page.locator("#told")).to_have_count(0)
+    page.unroute("**/v1/models/*:explain**")
+
+
+def test_the_model_that_is_chosen_last_is_the_pages(page: Page, cat: bytes) -> None:
+    """Also if the service describes the one before it later."""
+    take(page, cat)
+    explained(page)
+    first = page.evaluate("() => fetch('v1/models').then((all) => all.json())")["models"][0]
+    slow: list[Route] = []
+    page.route("**/v1/models", lambda route: route.fulfill(json={"models": [first, "slow"]}))
+    page.route("**/v1/models/slow**", lambda route: slow.append(route))
+    page.reload()
+    explained(page)
+    page.locator("#model").select_option("slow")
+    page.locator("#model").select_option(first)
+    explained(page)
+    description = page.evaluate(f"() => fetch('v1/models/{first}').then((it) => it.json())")
+    for route in slow:
+        route.fulfill(json=description | {"name": "slow", "layers": []})
+    expect(page.locator("#runs")).to_contain_text(first)
+    page.locator("#classes button").nth(1).click()
+    explained(page)
+    expect(page.locator("#told")).to_contain_text("tiger cat")
+
+
+def test_the_map_is_judged_only_where_the_service_can(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    expect(page.locator("#judge")).to_be_visible()
+    page.get_by_label("What speaks against it").check()
+    explained(page)
+    expect(page.locator("#judge")).to_have_count(0)
+    expect(page.locator("#judge-it")).to_have_count(0)
+
+
+def test_what_changes_nothing_keeps_the_scores(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    page.locator("#classes button").first.click()
+    explained(page)
+    judged(page)
+    page.locator("#classes button").first.click()
+    expect(page.locator("#scores")).to_be_visible()
+
+
 def test_what_is_chosen_stands_above_the_fold(page: Page, cat: bytes) -> None:
     page.set_viewport_size({"width": 1280, "height": 800})
     take(page, cat)
@@ -817,7 +877,7 @@ def test_the_title_stands_above_the_navigation_on_a_phone(page: Page, width: int
     assert title["x"] + title["width"] <= width
 
 
-@pytest.mark.parametrize(("width", "height"), [(360, 640), (1920, 1080)])
+@pytest.mark.parametrize(("width", "height"), [(320, 640), (360, 640), (1920, 1080)])
 def test_nothing_is_wider_than_the_screen(page: Page, cat: bytes, width: int, height: int) -> None:
     page.set_viewport_size({"width": width, "height": height})
     take(page, cat)
