@@ -209,8 +209,9 @@ export function App() {
       {told.map((each, at) => <p key={at}>{each}</p>)}</div>
     <p class="soft" id="note" role="status" hidden={!note.value}>{note.value}</p>
     {room.value === "work" && works ? <Work /> : <main class={over.value ? "over" : ""} data-tour={tour.value || undefined}>
+      {!asks && guided && <Tour />}
+      <div class="columns">
       <div class="left">
-        {!asks && guided && <Tour />}
         {photo.value ? <><div class="card"><Looks /><Stage><Verdict /></Stage></div><Strip /><Example /></>
           : <div class="card"><Invitation /></div>}
       </div>
@@ -221,6 +222,7 @@ export function App() {
         <Warnings />
         {!asks && does("evaluate") && <Judgement />}
         <TakeAlong />
+      </div>
       </div>
     </main>}
     <footer class="soft" id="runs">{now &&

@@ -186,7 +186,8 @@ def test_what_is_shown_is_said_in_one_sentence(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
     told = page.locator("#told")
-    expect(told).to_have_text("Why “Egyptian cat” gradcam at bn2, the whole photo, squashed")
+    sentence = "Why “Egyptian cat” gradcam at bn2, the whole photo, squashed."
+    expect(told).to_have_text(f"{sentence} No warning, not judged yet")
     page.locator("#minus").select_option("282")
     expect(told).to_contain_text("Why “Egyptian cat” and not “tiger cat”")
     page.get_by_label("What speaks against it").check()
@@ -223,7 +224,8 @@ def test_the_model_that_is_chosen_last_is_the_pages(page: Page, cat: bytes) -> N
     page.route("**/v1/models/slow**", lambda route: slow.append(route))
     page.reload()
     explained(page)
-    page.locator("#model").select_option("slow")
+    with page.expect_request("**/v1/models/slow"):
+        page.locator("#model").select_option("slow")
     page.locator("#model").select_option(first)
     explained(page)
     description = page.evaluate(f"() => fetch('v1/models/{first}').then((it) => it.json())")
