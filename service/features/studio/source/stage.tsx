@@ -81,9 +81,8 @@ export function Stage({ children }: { children: ComponentChildren }) {
   }, [now, drawn, look.value, original.value, swipes.value]);
   useEffect(() => {
     const hold = (event: KeyboardEvent) => {
-      if (event.key === "o" && !(event.target instanceof HTMLInputElement)) {
-        original.value = event.type === "keydown";
-      }
+      const down = event.type === "keydown";
+      if (event.key === "o" && !(down && event.target instanceof HTMLInputElement)) original.value = down;
     };
     addEventListener("keydown", hold);
     addEventListener("keyup", hold);
@@ -122,7 +121,9 @@ export function Stage({ children }: { children: ComponentChildren }) {
       {made && <Legend look={view} made={made} />}
       <button type="button" class="quiet" onPointerDown={() => { original.value = true; }}
         onPointerUp={() => { original.value = false; }}
-        onPointerLeave={() => { original.value = false; }}>{words.original}</button>
+        onPointerLeave={() => { original.value = false; }} onBlur={() => { original.value = false; }}
+        onKeyDown={({ key }) => { if (key === " " || key === "Enter") original.value = true; }}
+        onKeyUp={() => { original.value = false; }}>{words.original}</button>
       <button type="button" id="swipe" aria-pressed={swipes.value}
         onClick={() => { swipes.value = !swipes.value; }}>{words.swipe}</button>
       <MarkButton picture={now} />

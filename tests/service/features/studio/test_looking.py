@@ -257,6 +257,23 @@ def test_what_changes_nothing_keeps_the_scores(page: Page, cat: bytes) -> None:
     expect(page.locator("#scores")).to_be_visible()
 
 
+@pytest.mark.parametrize("key", ["Enter", " ", "o"])
+def test_the_photo_is_shown_as_long_as_a_key_is_held(page: Page, cat: bytes, key: str) -> None:
+    take(page, cat)
+    explained(page)
+    overlay, photo = drawn(page), pixels_of(cat)
+    button = page.get_by_role("button", name="Hold to see the photo")
+    button.focus()
+    page.keyboard.down(key)
+    assert is_alike(drawn(page), photo)
+    page.keyboard.up(key)
+    assert is_alike(drawn(page), overlay)
+    page.keyboard.down(key)
+    page.locator("#search").focus()  # the key is let go elsewhere
+    page.keyboard.up(key)
+    assert is_alike(drawn(page), overlay)
+
+
 def test_what_is_chosen_stands_above_the_fold(page: Page, cat: bytes) -> None:
     page.set_viewport_size({"width": 1280, "height": 800})
     take(page, cat)
