@@ -20,6 +20,8 @@ const PAGE = 25, BLOCK = 200, LINES = 10_000;
 interface Row { cursor: number; item: string; label: string; probability?: number; warnings: string[]; error?: string }
 export const jobs = signal<api.Job[]>([]);
 const opened = signal<string>("");
+/** The longer side of a picture of the gallery, in pixels. */
+const WIDE = 320;
 const results = signal<Row[]>([]), most = signal(BLOCK);
 const clusters = signal<api.JobClusters | null>(null);
 const audit = signal<api.Audit | null>(null);
@@ -111,7 +113,7 @@ function Thumbnail({ job, item }: { job: string; item: string }) {
   const image = useRef<HTMLImageElement>(null);
   useEffect(() => {
     let address = "", gone = false;
-    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then(thumbnailOf).then((small) => {
+    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then((whole) => thumbnailOf(whole, WIDE)).then((small) => {
       address = small;  // the picture has the photo's size
       if (gone) URL.revokeObjectURL(address);
       else image.current!.src = address;
@@ -152,7 +154,7 @@ function Pictured({ item, address }: { item: string; address: string }) {
 
 function Items({ job, items, order = "" }: { job: string; items: { item: string; text: string }[]; order?: string }) {
   const page = useSignal(0), count = useSignal(FEW);
-  useEffect(() => { [page.value, count.value] = [0, FEW]; }, [order]);
+  useEffect(() => { page.value = 0; }, [order]);
   const pages = Math.ceil(items.length / MOST), at = Math.max(Math.min(page.value, pages - 1), 0);
   const from = at * MOST, to = Math.min(from + count.value, items.length);
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };

@@ -109,19 +109,19 @@ def test_a_model_that_takes_nothing_for_a_while_fails_no_item(
 ) -> None:
     """As while it gets a new worker, which the process that receives requests learns too late."""
     monkeypatch.setattr("service.features.jobs.executor.PAUSE_SECONDS", 0.1)
-    ask, turned_away = Engine.ask, 0
+    begin, turned_away = Engine.begin, 0
     # Of four items, one at least is turned away more often than an item may fail.
     times = 4 * MOST_TRIES + 1
 
-    async def busy(self: Engine, *given: Any, **more: Any) -> Any:
+    def busy(self: Engine, *given: Any, **more: Any) -> Any:
         nonlocal turned_away
         if turned_away < times:
             turned_away += 1
             raise Unavailable("it is getting a new worker; try again", retry_after=1)
-        return await ask(self, *given, **more)
+        return begin(self, *given, **more)
 
     with app_at(tmp_path) as client:
-        monkeypatch.setattr(Engine, "ask", busy)
+        monkeypatch.setattr(Engine, "begin", busy)
         document = until_done(client, job_of(post(client, PHOTOS[:4])))
     assert document["counts"] == {"total": 4, "done": 4, "failed": 0, "left": 0}
     assert turned_away == times

@@ -174,6 +174,7 @@ def test_methods_are_compared_at_the_network_s_stages(page: Page, cat: bytes) ->
     row.locator("button.map").nth(3).click()
     explained(page)
     assert state(page)["layer"] == "blocks.4"
+    expect(page.locator("#told")).to_contain_text("blocks.4")
     page.locator("#rows-after").click()
     expect(page.get_by_text("Methods 9 to 16 of 16")).to_be_visible()
     refused = page.locator(".grid-table td", has_text="cannot explain it").first

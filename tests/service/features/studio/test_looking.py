@@ -351,7 +351,7 @@ def test_what_is_known_of_a_map_is_said(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
     warnings = page.locator("section", has=page.get_by_role("heading", name="Before you believe"))
-    expect(warnings).to_contain_text("Known: none of the checks")
+    expect(warnings).to_contain_text("Known: no check of the service")
     expect(warnings).to_contain_text("Not known: whether the hot places matter to the model.")
     expect(warnings).to_contain_text("The map is not judged yet.")
     expect(warnings).not_to_contain_text(" ms")
@@ -607,7 +607,7 @@ def test_the_legend_s_colours_are_as_on_the_photo(page: Page, cat: bytes) -> Non
     assert ground.tolist() == [[160] * 3, [96] * 3], "what is cold is transparent, and not black"
     inferno = colorize(np.array([[1.0]], np.float32), "inferno")[0, 0].astype(np.float64)
     assert np.abs(colours()[0, -1] - (0.85 * inferno + 0.15 * 96)).max() <= 2
-    expect(page.locator("#ground")).to_contain_text("where the squares show, the photo shows")
+    expect(page.locator("#ground")).to_contain_text("where they show, the photo shows through")
     page.locator("#opacity").fill("0.5")
     assert np.abs(colours()[[0, 8], 0] - ground / 2).max() <= 2  # black, half transparent
     page.locator("#threshold").fill("0.5")
@@ -630,7 +630,9 @@ def test_a_layer_is_told_in_words(page: Page, cat: bytes) -> None:
     expect(told).to_contain_text("blocks.4 is the end of stage 4 of 5 of the network.")
     expect(told).to_contain_text("14 × 14 places, one for each 16 × 16 pixels")
     page.locator("#layer").select_option("blocks.4.0")
-    expect(told).to_contain_text(re.compile(r"blocks\.4\.0 is layer \d+ of \d+ with places"))
+    expect(told).to_contain_text(
+        re.compile(r"blocks\.4\.0 is number \d+ of the \d+ layers that have places")
+    )
     page.locator("#layer").select_option("auto")
     page.locator("#method").select_option("refinecam")
     expect(told).to_contain_text("joins the maps of 4 layers: ")
