@@ -147,6 +147,8 @@ class Engine:
         self.group = min(group, model.max_batch)
         """Number of images in a forward pass of background work."""
         self._metrics = metrics
+        self._waits = metrics.phase_seconds.labels(phase="queue")
+        """The seconds that questions have waited."""
         self._limits: dict[type[Work[Any]], asyncio.Semaphore] = {}
         self.limited: Counter[type[Work[Any]]] = Counter()
         """Number of works that run or wait, of each kind of which only a few run at a time."""
@@ -333,8 +335,7 @@ class Engine:
     def _note_wait(self, answered: asyncio.Future[Outcome[object]]) -> None:
         """Record how long a question has waited."""
         if not answered.cancelled() and not answered.exception():
-            waited = answered.result().queued_seconds
-            self._metrics.phase_seconds.labels(phase="queue").observe(waited)
+            self._waits.observe(answered.result().queued_seconds)
 
     async def _in_turn(
         self, work: Work[Value], item: _Item, progress: Listener | None
@@ -353,7 +354,7 @@ class Engine:
         if isinstance(outcome.value, ServedAnswer) and doubts:
             outcome = replace(outcome, value=outcome.value.doubted(doubts))
         if isinstance(work, Explain):
-            self._metrics.phase_seconds.labels(phase="queue").observe(outcome.queued_seconds)
+            self._waits.observe(outcome.queued_seconds)
         return cast(Outcome[Value], outcome)
 
     @asynccontextmanager

@@ -109,7 +109,7 @@ class Frame:
         self._arrays: list[tuple[memoryview, int]] = []
         """The arrays that are parts of their own, and where each begins in the shared memory."""
         self._found: list[memoryview] = []
-        """Those of the message that is being written."""
+        """The arrays of the message that is being written."""
         within = partial(_is_within, self._found.append)  # not of the frame, which it would keep
         self._pickler = pickle.Pickler(self._written, protocol=5, buffer_callback=within)
         self._pickler.dispatch_table = reductions
