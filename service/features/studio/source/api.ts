@@ -114,20 +114,30 @@ export const post = async <T>(path: string, body: FormData): Promise<T> =>
 export const remove = async (path: string): Promise<void> => { await ask(path, { method: "DELETE" }); };
 export const blob = async (path: string, accept: string): Promise<Blob> =>
   (await ask(path, { headers: { Accept: accept } })).blob();
-/** What is kept of each line of an answer in lines. A line may hold a picture of many megabytes, so no two are held. */
-export async function lines<T, Kept>(path: string, keep: (line: T) => Kept): Promise<Kept[]> {
-  const reader = (await ask(path)).body!.pipeThrough(new TextDecoderStream()).getReader(), kept: Kept[] = [];
-  let parts: string[] = [];
-  for (;;) {
-    const { done, value = done ? "\n" : "" } = await reader.read(), [first, ...others] = value.split("\n");
+/** The lines of an answer in lines, each once it has come. One may hold a picture of many megabytes, so no two are held. */
+async function* linesOf<T>({ body }: Response, lost = (error: unknown) => error): AsyncGenerator<T> {
+  const reader = body!.pipeThrough(new TextDecoderStream()).getReader();
+  for (let parts: string[] = [];;) {
+    const { done, value } = await reader.read().catch((error: unknown) => { throw lost(error); });
+    const [first, ...others] = done ? ["", ""] : value.split("\n");  // the last line may lack its end
     parts.push(first!);
     for (const other of others) {
       const line = parts.join("");
-      if (line) kept.push(keep(JSON.parse(line) as T));
       parts = [other];
+      if (!line) continue;
+      let found: T;
+      try { found = JSON.parse(line) as T; } catch (error) { throw done ? lost(error) : error; }
+      yield found;
     }
-    if (done) return kept;
+    if (done) return;
   }
+}
+
+/** What is kept of each line of an answer in lines. */
+export async function lines<T, Kept>(path: string, keep: (line: T) => Kept): Promise<Kept[]> {
+  const kept: Kept[] = [];
+  for await (const line of linesOf<T>(await ask(path))) kept.push(keep(line));
+  return kept;
 }
 
 export const models = () => get<{ models: string[]; takes_text?: string[] }>("v1/models");
@@ -209,22 +219,13 @@ type Line = { progress?: Step; token?: AnswerToken; problem?: Problem; error?: s
 export async function stream<T>(path: string, photo: Blob, signal: AbortSignal,
     progress: (step: Step) => void, say?: (token: AnswerToken) => void): Promise<T> {
   const response = await askOf(photo, path, "application/x-ndjson", signal);
-  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", last: (T & Line) | undefined;
-  for (;;) {
-    const { done, value } = await reader.read().catch((error: unknown) => {
-      throw signal.aborted ? error : new Refused(0, words.endedEarly);
-    });
-    const parts = (rest + (value ?? "")).split("\n");
-    rest = parts.pop()!;
-    for (const part of parts.filter(Boolean)) {
-      const line = JSON.parse(part) as T & Line;
-      if (line.problem) throw new Refused(line.problem.status, line.problem.detail, 1, line.problem.type);
-      if (line.progress) progress(line.progress);
-      else if (line.token) say?.(line.token);
-      else last = line;
-    }
-    if (done) break;
+  const lost = (error: unknown) => signal.aborted ? error : new Refused(0, words.endedEarly);
+  let last: (T & Line) | undefined;
+  for await (const line of linesOf<T & Line>(response, lost)) {
+    if (line.problem) throw new Refused(line.problem.status, line.problem.detail, 1, line.problem.type);
+    if (line.progress) progress(line.progress);
+    else if (line.token) say?.(line.token);
+    else last = line;
   }
   if (!last) throw new Refused(0, words.endedEarly);
   return last;
