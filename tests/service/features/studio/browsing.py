@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,7 +14,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from numpy.typing import NDArray
 from PIL import Image
-from playwright.sync_api import FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Page, Route, expect
 
 from tests.service.features.report.report_browser import CHROMIUM
 
@@ -30,6 +32,29 @@ def take(page: Page, *photos: bytes, name: str = "photo", kind: str = "image/png
         for number, content in enumerate(photos)
     ]
     page.locator("input[multiple]").first.set_input_files(files)
+
+
+@contextmanager
+def holding(page: Page, pattern: str) -> Iterator[list[Route]]:
+    """Hold matching requests until the end of the block; those that nobody answered go on then.
+
+    The route stays: Playwright itself answers a request that is held while its route is removed."""
+    held: list[Route] = []
+    is_free = False
+    page.route(pattern, lambda route: route.continue_() if is_free else held.append(route))
+    yield held
+    is_free = True
+    for route in held:
+        route.continue_()
+
+
+def first_of(page: Page, held: list[Route]) -> Route:
+    """The first request that is held, once there is one, to be answered by the caller."""
+    for _ in range(READY // 20):
+        if held:
+            return held.pop(0)
+        page.wait_for_timeout(20)
+    raise AssertionError("no request came")
 
 
 def explained(page: Page) -> None:

@@ -17,6 +17,7 @@ from tests.service.features.studio.browsing import (
     READY,
     browses,
     explained,
+    holding,
     state,
     take,
     violations,
@@ -236,15 +237,11 @@ def test_the_model_is_changed_by_keys_in_one_place(page: Page, cat: bytes) -> No
     """The list of models keeps the focus while the next one is read."""
     take(page, cat)
     explained(page)
-    held: list[Route] = []
-    page.route("**/v1/models/efficientnet-lite0", lambda route: held.append(route))
-    page.locator("#model").focus()
-    page.locator("#model").dispatch_event("change")
-    expect(page.locator("#method")).to_have_count(0)
-    expect(page.locator("#model")).to_be_focused()
-    page.unroute("**/v1/models/efficientnet-lite0")  # also for a request that is yet to come
-    for route in held:
-        route.continue_()
+    with holding(page, "**/v1/models/efficientnet-lite0"):
+        page.locator("#model").focus()
+        page.locator("#model").dispatch_event("change")
+        expect(page.locator("#method")).to_have_count(0)
+        expect(page.locator("#model")).to_be_focused()
     explained(page)
     expect(page.locator("#model")).to_be_focused()
 

@@ -26,6 +26,8 @@ from tests.service.features.studio.browsing import (
     browses,
     drawn,
     explained,
+    first_of,
+    holding,
     is_alike,
     judged,
     pixels_of,
@@ -201,17 +203,15 @@ def test_no_photo_stands_under_the_map_of_another_one(
 ) -> None:
     take(page, cat, espresso)
     explained(page)
-    asked: list[Route] = []
-    page.route("**/v1/models/*:explain**", lambda route: asked.append(route))
-    page.keyboard.press("n")
-    expect(page.locator(".right")).to_have_attribute("aria-busy", "true")
-    expect(page.locator("#told")).to_have_count(0)
-    expect(page.locator("#classes button")).to_have_count(0)
-    assert is_alike(drawn(page), pixels_of(espresso))
-    asked[0].fulfill(status=500, body="{}")
-    expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
-    expect(page.locator("#told")).to_have_count(0)
-    page.unroute("**/v1/models/*:explain**")
+    with holding(page, "**/v1/models/*:explain**") as held:
+        page.keyboard.press("n")
+        expect(page.locator(".right")).to_have_attribute("aria-busy", "true")
+        expect(page.locator("#told")).to_have_count(0)
+        expect(page.locator("#classes button")).to_have_count(0)
+        assert is_alike(drawn(page), pixels_of(espresso))
+        first_of(page, held).fulfill(status=500, body="{}")
+        expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
+        expect(page.locator("#told")).to_have_count(0)
 
 
 def test_the_model_that_is_chosen_last_is_the_pages(page: Page, cat: bytes) -> None:
@@ -219,18 +219,16 @@ def test_the_model_that_is_chosen_last_is_the_pages(page: Page, cat: bytes) -> N
     take(page, cat)
     explained(page)
     first = page.evaluate("() => fetch('v1/models').then((all) => all.json())")["models"][0]
-    slow: list[Route] = []
     page.route("**/v1/models", lambda route: route.fulfill(json={"models": [first, "slow"]}))
-    page.route("**/v1/models/slow**", lambda route: slow.append(route))
     page.reload()
     explained(page)
-    with page.expect_request("**/v1/models/slow"):
-        page.locator("#model").select_option("slow")
-    page.locator("#model").select_option(first)
-    explained(page)
-    description = page.evaluate(f"() => fetch('v1/models/{first}').then((it) => it.json())")
-    for route in slow:
-        route.fulfill(json=description | {"name": "slow", "layers": []})
+    with holding(page, "**/v1/models/slow**") as held:
+        with page.expect_request("**/v1/models/slow"):
+            page.locator("#model").select_option("slow")
+        page.locator("#model").select_option(first)
+        explained(page)
+        description = page.evaluate(f"() => fetch('v1/models/{first}').then((it) => it.json())")
+        first_of(page, held).fulfill(json=description | {"name": "slow", "layers": []})
     expect(page.locator("#runs")).to_contain_text(first)
     page.locator("#classes button").nth(1).click()
     explained(page)
