@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cam.errors import ModelError
 from cam.hooks.checkpoints import without_checkpoints
 from cam.hooks.precision import callers_precision
-from cam.hooks.quantised import is_quantised, straight_through
+from cam.hooks.quantised import differentiated
 
 GUARD: Final = "Guard failed"
 """How the assertions of a program of torch.export begin."""
@@ -84,6 +84,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         scope.enter_context(callers_precision())
         scope.enter_context(without_checkpoints())
         copies: dict[int, Tensor] = {}
+        eager = []
         for module in model.modules():
             if getattr(module, "training", False):  # a frozen TorchScript module has no mode
                 scope.callback(setattr, module, "training", True)
@@ -91,8 +92,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             if not isinstance(module, torch.jit.ScriptModule):
                 _uncompile(module, scope)
                 _leave_inference(module, copies, scope)
-                if is_quantised(module):
-                    scope.callback(module.register_forward_hook(straight_through).remove)
+                eager.append(module)
+        for hook in differentiated(eager):
+            scope.callback(hook.remove)
         yield
 
 

@@ -120,10 +120,12 @@ class Admission:
         Raises:
             QueueFull: if there is no place, or no room for an image.
         """
-        self.check(name)
+        room = self._room_of(name)
+        self._check(name, 1, 0, room)
         model = self._models.get(name)
         if model is None:
             model = _Model(name, self, self._counts, self._clock)
+        model.room = room
         place = model.enter(key, seconds)
         self._models[name] = model
         return place
@@ -134,7 +136,7 @@ class Admission:
         Raises:
             QueueFull: if there is no room for them.
         """
-        self._check(model, count, costly, already=False)
+        self._check(model, count, costly, self._room_of(model))
 
     @contextmanager
     def admit(
@@ -153,7 +155,8 @@ class Admission:
         # The images are counted before the check: otherwise two processes that check at the same
         # moment would both find room for the last image.
         with self._counted(model, count, costly):
-            self._check(model, count, costly, already=True)
+            room = place.model.room if place else self._room_of(model)
+            self._check(model, count, costly, room, already=True)
             self.admitted += count
             yield
 
@@ -164,11 +167,11 @@ class Admission:
         with self._counted(model, count, costly):
             yield
 
-    def limit_of(self, model: str) -> AdaptiveLimit:
-        """Return the limit of a model."""
+    def limit_of(self, model: str, most: Callable[[], int]) -> AdaptiveLimit:
+        """Return the limit of a model, which is never above `most`."""
         return AdaptiveLimit(
             f"limit of {model}",
-            lambda: self._room_of(model),
+            most,
             allowed=self._allowed,
             counts=self._counts,
             warmed=lambda: self._warmed(model),
@@ -206,13 +209,15 @@ class Admission:
     def _room_of(self, model: str) -> int:
         return max(self._room, self._fitting(model))
 
-    def _check(self, model: str, count: int, costly: int, *, already: bool) -> None:
+    def _check(
+        self, model: str, count: int, costly: int, whole: int, *, already: bool = False
+    ) -> None:
         """Check that there is room for images.
 
         Args:
+            whole: maximum number of images of the model.
             already: whether they are counted already.
         """
-        whole = self._room_of(model)
         for kind, number, room in ((IMAGES, count, whole), (COSTLY, costly, -(-whole // 2))):
             if not number:
                 continue
@@ -238,7 +243,10 @@ class _Model:
         self._counts = counts
         self._clock = clock
         self._places = f"places of {name}"
-        self._limit = admission.limit_of(name)
+        self.room = 0
+        """Maximum number of its images, as the latest request found it: to find it, the backend is
+        asked about the model."""
+        self._limit = admission.limit_of(name, lambda: self.room)
         self._shown = 0, 0.0
         """The limit and the delay that the metrics show."""
         self._taken: Counter[str] = Counter()

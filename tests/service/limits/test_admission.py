@@ -43,8 +43,12 @@ def test_so_many_images_of_a_model_are_let_in_and_not_one_more(metrics: Metrics)
 def test_the_full_batches_of_a_model_fit(metrics: Metrics) -> None:
     admission = Admission(4, metrics=metrics, fitting={"large": 12, "small": 2}.__getitem__)
     admission.check("large", 12)
-    assert admission.limit_of("large").number() == 12
-    assert admission.limit_of("small").number() == 4
+    for name, most in (("large", 12), ("small", 4)):
+        places = [admission.enter(name) for _ in range(most)]
+        with pytest.raises(QueueFull, match=f"at most {most} are allowed"):
+            admission.enter(name)
+        for place in places:
+            place.leave()
     with admission.admit("large", 6, costly=6):
         with pytest.raises(QueueFull, match="at most 12 are allowed"):
             admission.check("large", 7)
