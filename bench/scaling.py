@@ -36,13 +36,13 @@ from service.features.jobs.job_files import Folder
 from service.features.jobs.leases import Store
 from service.features.jobs.records import NewItem, NewJob
 from service.features.jobs.submission import Submissions
+from service.features.tables.rows import Row
 from service.local.session import local_session
 from service.pipeline.images import decode
 from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import draw as draw_map
 from service.pipeline.resolve import questions_of
-from service.pipeline.rows import Row
 from service.settings import Settings
 
 PHOTOS = 60

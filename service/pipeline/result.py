@@ -1,4 +1,4 @@
-"""The result of one image, as JSON, as a picture or as rows of a table."""
+"""The result of one image, as JSON or as a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from service.pipeline.json_records import caption_of, describe_target, predict
 from service.pipeline.parameters import Parameters
 from service.pipeline.record import MapRecord, record_of
 from service.pipeline.rendering import Drawing, draw, encode_values
-from service.pipeline.rows import DECODER, Row, row_of
 
 NPY: Final = "application/x-npy"
 MOST_NUMBERS: Final = 4_000_000
@@ -149,23 +148,6 @@ class ImageResult:
 
         (file,) = await self._drawn(work)
         return file
-
-    async def as_rows(self, save: Callable[[Drawing], str | None]) -> list[Row]:
-        """Return a row for each map.
-
-        Args:
-            save: writes the map's picture, if there should be one, and returns the path for the
-                row, or None. It may block. Its exceptions propagate.
-        """
-
-        warnings = [f"{DECODER}{warning}" for warning in self.decoder_warnings]
-
-        def work(record: MapRecord, drawing: Drawing) -> Row:
-            item = self.instance.id or ""
-            used = drawing.explanation.used
-            return row_of(record, item, picture=save(drawing), used=used, more_warnings=warnings)
-
-        return await self.each(work)
 
     async def each(self, work: Callable[[MapRecord, Drawing], T]) -> list[T]:
         """Return the results of `work`, which may block, on each map's record and drawing. One

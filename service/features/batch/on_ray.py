@@ -34,9 +34,9 @@ from service.features.batch.parts import Parts
 from service.features.batch.progress import Tally, begun, say, shown
 from service.features.batch.run import Run
 from service.features.batch.work import UnreadImage, check, explain_item, made_with, raise_last
+from service.features.tables.rows import Row, failed_row
 from service.loading.devices import use_all
 from service.local.session import LocalSession, local_session
-from service.pipeline.rows import Row, failed_row
 
 BLOCK: Final = 64
 """Number of images of a part. The part in progress is lost when a worker dies."""

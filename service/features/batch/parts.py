@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from service.core.errors import ConfigError, InsufficientStorage, one_line
 from service.core.files import written_whole
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA, table_of
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA, table_of
 
 MANIFEST: Final = "manifest.parquet"
 PARTS: Final = "parts"

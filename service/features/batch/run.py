@@ -24,9 +24,9 @@ from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.parts import MANIFEST, PARTS, Parts
 from service.features.batch.progress import Tally, begun, say, shown
 from service.features.batch.work import UnreadImage, check, explain_item, made_with, raise_last
+from service.features.tables.rows import DECODER, PICTURES, Row, failed_row
 from service.local.session import local_session
 from service.pipeline.images import decoders_heard
-from service.pipeline.rows import DECODER, PICTURES, Row, failed_row
 
 PART_ROWS: Final = 500
 PART_SECONDS: Final = 10.0

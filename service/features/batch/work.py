@@ -21,12 +21,12 @@ from service.core.errors import (
     Unavailable,
 )
 from service.features.batch.configuration import FORMATS, RunConfiguration
+from service.features.tables.rows import Row, picture_path, rows_of
 from service.local.session import LocalSession
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import describe_input
 from service.pipeline.rendering import Drawing
 from service.pipeline.resolve import questions_of
-from service.pipeline.rows import Row, picture_path
 
 if TYPE_CHECKING:
     from service.loading.served_model import ServedModel
@@ -134,7 +134,7 @@ async def explain_item(
             async with session.pipeline.explain(
                 session.replicas, instance, priority="background", used=True
             ) as result:
-                rows = await result.as_rows(save)
+                rows = await rows_of(result, save)
             return [replace(row, asked=item.target) for row in rows]
         except PASSING:
             if turn == MOST_TRIES - 1:

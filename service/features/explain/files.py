@@ -9,15 +9,17 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from service.core.errors import Problem
+from service.core.schemas import MapFacts
 from service.core.settings import CoreSettings
 from service.local.output import Names, cell, make_folder, write_file
 from service.local.session import local_session
 from service.pipeline.images import read_file
 from service.pipeline.instances import Instance
+from service.pipeline.json_records import title_of
 from service.pipeline.parameters import Parameters
+from service.pipeline.record import MapRecord
 from service.pipeline.rendering import Drawing, encode_values
 from service.pipeline.resolve import questions_of
-from service.pipeline.rows import Row
 
 
 async def explain_files(
@@ -55,8 +57,8 @@ async def explain_files(
                 instance = Instance(index, photo.name, read_file(photo), "", parameters)
                 async with session.pipeline.explain(session.replicas, instance) as result:
                     save = partial(_save, folder / names.of(photo), parameters)
-                    for row in await result.as_rows(save):
-                        told = _told(photo, row, valued=served.kind == "value")
+                    for facts, file in await result.each(save):
+                        told = _told(photo, facts, file, valued=served.kind == "value")
                         table.add_row(*(cell(text, console) for text in told))
             except Problem as problem:
                 failures += 1
@@ -66,8 +68,10 @@ async def explain_files(
     return 1 if failures else 0
 
 
-def _save(start: Path, parameters: Parameters, drawing: Drawing) -> str:
-    """Write the map's picture, or its numbers, and return the path.
+def _save(
+    start: Path, parameters: Parameters, record: MapRecord, drawing: Drawing
+) -> tuple[MapFacts, str]:
+    """Write the map's picture, or its numbers, and return what is known of the map, and the path.
 
     Args:
         start: beginning of the path, before the method's name.
@@ -79,18 +83,20 @@ def _save(start: Path, parameters: Parameters, drawing: Drawing) -> str:
     else:
         file, content = start.with_name(f"{name}.png"), drawing.encoded("image/png")
     write_file(file, content)
-    return str(file)
+    return record.facts, str(file)
 
 
-def _told(photo: Path, row: Row, *, valued: bool) -> list[str]:
+def _told(photo: Path, facts: MapFacts, file: str, *, valued: bool) -> list[str]:
     """Return a map's row of the printed table, with its scores if it has some. The number of a
     model of values is the value, otherwise the probability."""
-    name = row.target or ""
-    if row.target_index is not None and row.target_label:
-        name = f"{row.target_index} {name}"
-    shown = row.target_score if valued else row.target_probability
+    target = facts.target
+    name = title_of(target)
+    if target.index is not None and target.label:
+        name = f"{target.index} {name}"
+    shown = target.score if valued else target.probability
     sure = "" if shown is None else f"{shown:.4g}" if valued else f"{shown:.3f}"
     scores = [
-        f"{metric} {'–' if value is None else f'{value:.3g}'}" for metric, value in row.scores or ()
+        f"{metric} {'–' if score.value is None else f'{score.value:.3g}'}"
+        for metric, score in (facts.scores or {}).items()
     ]
-    return [str(photo), name, sure, row.picture or "", *(["\n".join(scores)] if scores else [])]
+    return [str(photo), name, sure, file, *(["\n".join(scores)] if scores else [])]

@@ -25,8 +25,8 @@ from service.features.jobs.results import (
     maps_of,
     picture_of_explanation,
 )
+from service.features.tables.rows import Row, picture_path, row_of
 from service.pipeline.rendering import encode_values
-from service.pipeline.rows import Row, picture_path, row_of
 
 PAGE: Final = 100
 """Number of rows after which a part of a Parquet file is written."""
@@ -65,7 +65,7 @@ def parquet(result_store: ResultStore, folder: Folder, job: Job) -> Iterator[byt
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from service.pipeline.table import SCHEMA, table_of
+    from service.features.tables.table import SCHEMA, table_of
 
     sink = _Sink()
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), SCHEMA, compression="zstd") as writer:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from service.pipeline.rows import Row
+from service.features.tables.rows import Row
 
 BINS: Final = 20
 """Number of bins in the histogram of probabilities."""

@@ -18,7 +18,7 @@ from service.features.report.class_maps import ClassMaps, write_table
 from service.features.report.means import map_of
 from service.features.report.page import draw_map
 from service.features.report.pictures import CoveredPhotos, Read, show
-from service.pipeline.rows import HALVES, Row
+from service.features.tables.rows import HALVES, Row
 
 DOTS: Final = 2000
 """Largest number of maps in the scatter plot of a class, and at least one of each cluster."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cam.drawing.heatmap import minmax
 from cam.drawing.placement import resize
 from service.features.report.census import ClassKey, GridSize, class_of
-from service.pipeline.rows import Row
+from service.features.tables.rows import Row
 
 Float = NDArray[np.float32]
 

@@ -47,8 +47,8 @@ from service.features.report.clusters import (
 from service.features.report.means import MeanMap, mean_maps, scaled_map
 from service.features.report.page import draw_bar, draw_map, page_template, write_page
 from service.features.report.pictures import PhotoSource, in_order, show
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA
 
 CLASSES: Final = 1000
 """Number of classes whose mean maps are drawn; the classes with the most maps are chosen."""

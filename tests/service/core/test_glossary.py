@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from service.core.glossary import TERMS
 from service.core.schemas import Explanation
 from service.features.batch.parts import Parts
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA
 from tests.service.conftest import CAT, MODEL, encoded
 from tests.service.live import ROOT
 

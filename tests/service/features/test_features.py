@@ -45,7 +45,7 @@ FOLDERS = {
 }
 OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "cam.reasons")
 """Packages of the library that only features need, and users of the library."""
-LIBRARIES = {"ray", "report"}
+LIBRARIES = {"ray", "report", "tables"}
 """Folders that stand in no list: other features use them, or Ray by the names in `service.ray`."""
 BESIDE = {
     "administration": ["features/open_inference", "features/platforms"],
@@ -63,6 +63,15 @@ BESIDE = {
         "features/init",
         "features/batch",
         "features/jobs",
+    ],
+    "tables": [
+        "client",
+        "features/audit",
+        "features/drift",
+        "features/init",
+        "features/batch",
+        "features/jobs",
+        "features/report",
     ],
 }
 """What is deleted with a feature: features that need it, as `pyproject.toml` says, the client if it

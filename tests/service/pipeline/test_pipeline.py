@@ -23,6 +23,7 @@ from service.engine.engine import Engine
 from service.engine.replicas import Replicas
 from service.features.evaluate.judge import evaluate
 from service.features.evaluate.parameters import EvaluateParameters
+from service.features.tables.rows import rows_of
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.pipeline import pipeline as pipeline_module
@@ -87,7 +88,7 @@ async def test_json_picture_numbers_and_rows_are_of_one_map(
         (described,) = await result.as_json()
         picture = await result.as_picture("image/png")
         numbers = await result.as_picture(NPY)
-        (row,) = await result.as_rows(save)
+        (row,) = await rows_of(result, save)
         prediction = result.prediction()
     assert (described.instance, described.id, prediction.instance) == (3, "a.png", 3)
     assert (row.id, row.number, row.picture, saved) == ("a.png", 0, "there.png", [0])

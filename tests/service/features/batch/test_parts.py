@@ -16,8 +16,8 @@ import pytest
 from service.core.errors import ConfigError, InsufficientStorage
 from service.core.files import written_whole
 from service.features.batch.parts import Parts
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA
 from tests.service.live import ROOT
 
 
@@ -100,7 +100,7 @@ import sys
 import threading
 from pathlib import Path
 from service.features.batch.parts import Parts
-from service.pipeline.rows import Row
+from service.features.tables.rows import Row
 from tests.waiting import hang
 
 reached = threading.Semaphore(0)

@@ -12,7 +12,7 @@ from service.features.batch import progress
 from service.features.batch.inputs import Inputs
 from service.features.batch.parts import Parts
 from service.features.batch.progress import Tally, begun, shown
-from service.pipeline.rows import Row
+from service.features.tables.rows import Row
 
 
 def test_what_is_left_and_what_is_done(tmp_path: Path) -> None:

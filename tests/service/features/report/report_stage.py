@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA
 
 HOSTILE = "<script>alert(1)</script>.jpg"
 

@@ -20,8 +20,8 @@ from service.core.errors import ConfigError
 from service.features.report import write as report
 from service.features.report.pictures import THUMBNAIL
 from service.features.report.write import write_report
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA
 from tests.service.features.report.report_stage import (
     HOSTILE,
     Page,

@@ -31,7 +31,7 @@ from service.features.report.clusters import (
 )
 from service.features.report.pictures import SIDE, CoveredPhotos, thumbnail
 from service.features.report.write import write_report
-from service.pipeline.rows import Row
+from service.features.tables.rows import Row
 from tests.cam.clusters.synthetic import blobs
 from tests.cam.clusters.synthetic import marked as marked_uses
 from tests.service.features.report.report_stage import (

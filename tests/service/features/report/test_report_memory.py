@@ -13,8 +13,8 @@ import pytest
 
 from service.features.report import write as report
 from service.features.report.write import write_report
-from service.pipeline.rows import Row
-from service.pipeline.table import SCHEMA
+from service.features.tables.rows import Row
+from service.features.tables.table import SCHEMA
 from tests.service.features.report.report_stage import map_row, read_page, write_picture
 
 COUNT = 200_000

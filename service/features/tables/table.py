@@ -10,7 +10,7 @@ from typing import Any, Final, get_args, get_type_hints
 import pyarrow as pa
 
 from service.core.glossary import TERMS
-from service.pipeline.rows import Row
+from service.features.tables.rows import Row
 
 TYPES: Final[dict[Any, pa.DataType]] = {
     str: pa.string(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from service.core.errors import Problem
 from service.pipeline.json_records import title_of
 from service.pipeline.record import MapRecord, agreement_mean
+from service.pipeline.rendering import Drawing
+from service.pipeline.result import ImageResult
 
 HALVES: Final = np.dtype("<f2")
 """Type of the numbers in the column `used`. A row may have more than a thousand of them, and
@@ -133,6 +135,23 @@ def row_of(
         overlay=overlay,
         warning="; ".join((*facts.warnings, *more_warnings)) or None,
     )
+
+
+async def rows_of(result: ImageResult, save: Callable[[Drawing], str | None]) -> list[Row]:
+    """Return a row for each map of a result.
+
+    Args:
+        save: writes the map's picture, if there should be one, and returns the path for the row, or
+            None. It may block. Its exceptions propagate.
+    """
+    item = result.instance.id or ""
+    warnings = [f"{DECODER}{warning}" for warning in result.decoder_warnings]
+
+    def work(record: MapRecord, drawing: Drawing) -> Row:
+        used = drawing.explanation.used
+        return row_of(record, item, picture=save(drawing), used=used, more_warnings=warnings)
+
+    return await result.each(work)
 
 
 def _halves(numbers: NDArray[np.float32]) -> bytes:

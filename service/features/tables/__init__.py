@@ -1,0 +1,1 @@
+"""Maps as rows of a table, for the manifests of batches and the results of jobs."""
