@@ -7,6 +7,8 @@ requests or draws maps starts without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cam.activations.gallery import gallery
+from cam.activations.observations import Concept, Observation
 from cam.agreement import spearman
 from cam.answers.answer import (
     ANSWER_METHODS,
@@ -15,17 +17,17 @@ from cam.answers.answer import (
     AnswerWord,
     ExplainedAnswer,
 )
-from cam.drawing.gallery import gallery
 from cam.drawing.overlay import COLORMAPS
 from cam.errors import CamError
 from cam.evaluation.metrics import METRICS
 from cam.explanation import ExplainedImage, Explanation, Question, grid
 from cam.methods import METHODS
-from cam.observations import Concept, Observation
 from cam.reasons.cascade import Reason
 from cam.targets import ClassTarget, SimilarityTarget, Target, TextTarget, UnitTarget
 
 if TYPE_CHECKING:
+    from cam.activations.factorisation import factorise
+    from cam.activations.observe import observe
     from cam.answers.explain import answer_in_steps, explain_answer
     from cam.answers.vision_language import VisionLanguageModel
     from cam.api import explain
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
     from cam.outputs.meaning import resolve_reading
     from cam.outputs.output import Detections, Output
     from cam.outputs.reading import Reading
-    from cam.passes.factorisation import factorise
-    from cam.passes.observation import embed, observe
+    from cam.passes.embedding import embed
     from cam.passes.onepass import explain_batch
     from cam.passes.stepwise import explain_in_steps
     from cam.prompts import PromptClassifier
@@ -58,8 +59,9 @@ _HOMES = {
     "cam.outputs.meaning": ("resolve_reading",),
     "cam.outputs.output": ("Detections", "Output"),
     "cam.outputs.reading": ("Reading",),
-    "cam.passes.factorisation": ("factorise",),
-    "cam.passes.observation": ("embed", "observe"),
+    "cam.activations.factorisation": ("factorise",),
+    "cam.activations.observe": ("observe",),
+    "cam.passes.embedding": ("embed",),
     "cam.passes.onepass": ("explain_batch",),
     "cam.passes.stepwise": ("explain_in_steps",),
     "cam.prompts": ("PromptClassifier",),

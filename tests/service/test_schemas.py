@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from cam import UnitTarget
+from cam.activations.observations import Statistics
 from cam.agreement import Fidelity
 from cam.answers import answer
 from cam.drawing.placement import Box, Placement, Region
@@ -16,7 +17,6 @@ from cam.drift.shift import Shift, TooFew
 from cam.evaluation.similarity import Similarity
 from cam.methods import Method
 from cam.methods.progress import Completeness, Passes, Progress
-from cam.observations import Statistics
 from service.core import model_schemas, schemas
 from service.features.activations.schemas import SignalDescription
 from service.features.answers import schemas as answers

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam import Concept, Observation, gallery
+from cam.activations.observations import statistics
 from cam.drawing.overlay import paint
 from cam.drawing.panel import legend
 from cam.drawing.placement import place
-from cam.observations import statistics
 from service.core.errors import NotAcceptable
 from service.core.schemas import ScoredClass
 from service.features.activations import schemas

@@ -43,7 +43,14 @@ ROOT = Path(__file__).parents[3]
 FOLDERS = {
     path.parent.name for path in Path(service.features.__file__).parent.glob("*/__init__.py")
 }
-OF_FEATURES = ("cam.answers", "cam.clusters", "cam.drift", "cam.evaluation", "cam.reasons")
+OF_FEATURES = (
+    "cam.activations",
+    "cam.answers",
+    "cam.clusters",
+    "cam.drift",
+    "cam.evaluation",
+    "cam.reasons",
+)
 """Packages of the library that only features need, and users of the library."""
 LIBRARIES = {"ray", "report", "tables"}
 """Folders that stand in no list: other features use them, or Ray by the names in `service.ray`."""

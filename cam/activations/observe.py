@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cam.activations.observations import Observation
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
-from cam.likeness import embedding_of
-from cam.observations import Observation
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.outputs import forward, looked_at, watching
+from cam.outputs.outputs import forward
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
 from cam.targets import Target
@@ -61,21 +59,6 @@ def observe(
             )
             for layer, output in capture.activations.items()
         ]
-
-
-def embed(model: nn.Module, image: Tensor, layer: str) -> NDArray[np.float32]:
-    """Return a layer's output for one image (1, C, H, W) as a vector (D,), averaged over positions,
-    for a `SimilarityTarget` to compare.
-
-    Raises:
-        CamError: if the layer is unknown or returns no tensor.
-    """
-    located = locate(model, image, [layer])
-    with evaluating(model), torch.no_grad(), watching(model, [layer]) as seen:
-        model(image.clone())
-        embedding = embedding_of(looked_at(seen, [layer], image, located)[layer][0])
-    vector: NDArray[np.float32] = embedding.cpu().numpy()
-    return vector
 
 
 def _observed(

@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cam.activations.observations import Concept
 from cam.errors import MethodUnsuited
 from cam.explanation import Map
 from cam.hooks.capture import Capture
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
-from cam.observations import Concept
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.output import Output
 from cam.outputs.outputs import forward, outputs_of, size_of

@@ -9,8 +9,8 @@ import torchvision
 from torch import Tensor, nn
 
 from cam import ClassTarget, gallery, observe
+from cam.activations.observations import statistics
 from cam.errors import UnknownLayer
-from cam.observations import statistics
 from tests.cam.nets import hook_count
 
 

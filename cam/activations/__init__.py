@@ -1,0 +1,1 @@
+"""What hooks on layers see: activations and gradients, feature maps, and concepts."""
