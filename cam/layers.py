@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from cam.detectors.reading import unfiltered
 from cam.errors import NoTargetLayer
 from cam.hooks.calls import Modules, call_of, hooked
 from cam.hooks.capture import gradient_stop
@@ -20,7 +21,6 @@ from cam.hooks.grids import NO_GRID, STACKED, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.methods import Method, method_named
-from cam.outputs.detection import unfiltered
 from cam.outputs.logit_layers import logit_layers
 from cam.outputs.outputs import forward, total
 from cam.outputs.reading import AUTO, Reading

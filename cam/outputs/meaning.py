@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from cam.detectors.forms import are_shares
 from cam.errors import UnsuitedActivation
 from cam.hooks.inference import evaluating
-from cam.outputs.detection_forms import are_shares
 from cam.outputs.output import Output
 from cam.outputs.outputs import one_each, outputs_of, size_of
 from cam.outputs.reading import (

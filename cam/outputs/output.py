@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.outputs.detection import Detections as Detections
+from cam.detectors.reading import Detections as Detections
 from cam.outputs.reading import Activation, Meaning, probabilities_of
 
 Kind = Literal["classes", "segments", "detections", "value", "features"]

@@ -11,11 +11,11 @@ from typing import Any, Final, overload
 import torch
 from torch import Tensor, nn
 
+from cam.detectors.forms import rows_in, stated_classes
+from cam.detectors.reading import Detections, detections_of
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
 from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Located
-from cam.outputs.detection import Detections, detections_of
-from cam.outputs.detection_forms import rows_in, stated_classes
 from cam.outputs.output import Kind, Known, Output
 from cam.outputs.reading import (
     AUTO,
@@ -214,7 +214,7 @@ def outputs_of(
     """Return a model's output for a batch.
 
     Logits are found by `cam.outputs.reading.logits_of`; detections have one of the forms of
-    `cam.outputs.detection.DetectionForm`. An output that holds neither may hold features, which are
+    `cam.detectors.reading.DetectionForm`. An output that holds neither may hold features, which are
     found by `cam.outputs.reading.features_of`.
 
     Args:

@@ -45,7 +45,7 @@ class Reading:
     """What the outputs are; for `auto`, see `resolve_reading`."""
     classes: int | None = field(default=None, repr=False)
     """Number of a detector's classes; None for the number that the model states: see
-    `cam.outputs.detection_forms.stated_classes`."""
+    `cam.detectors.forms.stated_classes`."""
 
     named: bool = field(default=False, repr=False)
     """Whether it is known that the outputs are scores of classes, such as by their labels."""

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from cam.detectors.reading import Detections, unfiltered
 from cam.hooks.capture import Capture
 from cam.hooks.inference import evaluating
-from cam.outputs.detection import Detections, unfiltered
 from cam.outputs.outputs import forward, outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import locate
@@ -44,7 +44,7 @@ def levels_of(
 
     A layer of the head is not a level if only the scores or only the positions of the boxes depend
     on it. The detector's score thresholds are 0 while the function runs: see
-    `cam.outputs.detection.unfiltered`. The function needs one forward pass, two backward passes,
+    `cam.detectors.reading.unfiltered`. The function needs one forward pass, two backward passes,
     and one backward pass through the head for each of a few small and large boxes.
 
     Args:

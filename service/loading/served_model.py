@@ -26,11 +26,11 @@ from cam import (
     resolve_reading,
 )
 from cam.answers.vision_language import TRIAL
+from cam.detectors.reading import LEAST_SCORE, read_detections
 from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
 from cam.methods.head import PooledHead, pooled_head
-from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Output
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from cam.errors import NotLogits
-from cam.outputs.detection_forms import (
+from cam.detectors.forms import (
     COLUMNS,
     DetectionForm,
     are_corners,
@@ -29,6 +28,7 @@ from cam.outputs.detection_forms import (
     rows_in,
     stated_classes,
 )
+from cam.errors import NotLogits
 
 LEAST_SCORE: Final = 0.05
 """Minimum score of a detection, the same as in torchvision's detectors."""
@@ -138,7 +138,7 @@ def read_detections(
         form: form of the model's own output.
         least: minimum score of a detection.
         classes: number of the model's classes; None for the number that the model states: see
-            `cam.outputs.detection_forms.stated_classes`. Boxes of another number are refused.
+            `cam.detectors.forms.stated_classes`. Boxes of another number are refused.
 
     Returns:
         The handle of the forward hook that converts the output; `.remove()` restores the model.

@@ -118,7 +118,7 @@ def form_of(raw: Any, classes: int | None = None) -> DetectionForm | None:
             "number of classes is not known, and what follows them (an angle, key points, "
             "coefficients of masks) would be read as further classes: name the classes (labels in "
             "models.toml, or an attribute `names` of the model), or call "
-            "cam.outputs.detection.read_detections with the form and the number of classes"
+            "cam.detectors.reading.read_detections with the form and the number of classes"
         )
     if len(fits) > 1:
         raise NotLogits(f"{what}, can be read as {' or as '.join(map(repr, fits))}: name one")
