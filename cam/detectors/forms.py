@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import NotLogits
+from cam.outputs.reading import are_shares
 
 DetectionForm = Literal[
     "boxes",
@@ -118,7 +119,7 @@ def form_of(raw: Any, classes: int | None = None) -> DetectionForm | None:
             "number of classes is not known, and what follows them (an angle, key points, "
             "coefficients of masks) would be read as further classes: name the classes (labels in "
             "models.toml, or an attribute `names` of the model), or call "
-            "cam.detectors.reading.read_detections with the form and the number of classes"
+            "cam.outputs.detection.read_detections with the form and the number of classes"
         )
     if len(fits) > 1:
         raise NotLogits(f"{what}, can be read as {' or as '.join(map(repr, fits))}: name one")
@@ -239,12 +240,6 @@ def corners_of(boxes: Tensor) -> Tensor:
 
     corners: Tensor = box_convert(boxes, "cxcywh", "xyxy")
     return corners
-
-
-def are_shares(values: Tensor, slack: float = 0.0) -> bool:
-    """Return whether all values are in 0 … 1, or outside it by at most `slack`; NaN values are
-    ignored."""
-    return not bool(((values < -slack) | (values > 1 + slack)).any())
 
 
 def _are_sides(values: Tensor) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -18,7 +17,6 @@ from cam.detectors.forms import (
     are_corners,
     are_in_order,
     are_labels,
-    are_shares,
     class_count,
     corners_of,
     described,
@@ -29,6 +27,8 @@ from cam.detectors.forms import (
     stated_classes,
 )
 from cam.errors import NotLogits
+from cam.outputs.output import Detections
+from cam.outputs.reading import Reading, are_shares
 
 LEAST_SCORE: Final = 0.05
 """Minimum score of a detection, the same as in torchvision's detectors."""
@@ -44,29 +44,18 @@ _CANDIDATES: Final = 1000
 _least: ContextVar[float | None] = ContextVar("least score", default=None)
 
 
-@dataclass(frozen=True, eq=False)
-class Detections:
-    """The boxes that a detector found in one image, best first."""
+def read(
+    raw: Any, size: tuple[int, int] | None, reading: Reading, model: nn.Module | None
+) -> dict[str, Any] | None:
+    """Return the detections in a model's output: see `cam.outputs.kind.OutputKind.read`.
 
-    boxes: Tensor
-    """float (N, 4): left, top, right, bottom in the input's pixels."""
-    labels: Tensor
-    """int (N,), the class of each box."""
-    scores: Tensor
-    """float32 (N,), 0 … 1."""
-    classes: Tensor | None = None
-    """float32 (N, C), the probability of each class; None if the model does not return it."""
-
-    def rows(self, chosen: list[int]) -> Detections:
-        """Return the chosen detections, in the order of `chosen`."""
-        classes = None if self.classes is None else self.classes[chosen]
-        return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
-
-    def detached(self) -> Detections:
-        """Return the detections without a graph, on the CPU."""
-        classes = None if self.classes is None else self.classes.detach().cpu()
-        boxes, scores = self.boxes.detach().cpu(), self.scores.detach().cpu()
-        return Detections(boxes, self.labels.cpu(), scores, classes)
+    The number of classes is the reading's, or else the one that the model states.
+    """
+    classes = reading.classes
+    if classes is None and model is not None and rows_in(raw) is not None:
+        classes = stated_classes(model)
+    found = detections_of(raw, size, classes=classes)
+    return None if found is None else {"detections": tuple(found)}
 
 
 def detections_of(
@@ -167,7 +156,7 @@ def read_detections(
 
 @contextmanager
 def unfiltered(model: nn.Module) -> Iterator[None]:
-    """Make a detector return its boxes whatever their scores, to find the layers behind the boxes.
+    """Make a detector return its boxes whatever their scores.
 
     In the block, the score thresholds that torchvision's detectors keep as `score_thresh` are 0,
     and so is the threshold of `detections_of`.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import cam
+from cam.detectors.methods import fused_levels
 from cam.errors import CamError, MethodUnsuited
-from cam.methods.detection import fused_levels
 from tests.cam.detectors.test_detectors import random_masks_of
 from tests.cam.nets import small
 
