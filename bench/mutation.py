@@ -63,7 +63,7 @@ SUITES = {
     ],
     "cam/methods/method.py": ["test_methods", "test_smoothing", "test_pixels", *_PASSES],
     "cam/methods/attention.py": ["test_attention", "test_attention_kinds"],
-    "cam/methods/detection.py": ["test_drise", "test_detectors", "test_query_detectors"],
+    "cam/detectors/methods.py": ["test_drise", "test_detectors", "test_query_detectors"],
     "cam/grids.py": ["test_grids", "test_locate"],
     "cam/layers.py": ["test_layers", "test_detectors", "test_locate", "test_bad_input"],
     "cam/targets.py": ["test_targets", "test_output", "test_smoothing", "test_reading"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -20,11 +20,11 @@ from cam.hooks.grids import NO_GRID, STACKED, Grid, Location
 from cam.hooks.inference import evaluating
 from cam.hooks.replay import Replay
 from cam.methods import Method, method_named
-from cam.outputs.detection import unfiltered
+from cam.outputs.kind import kinds, unfiltered
 from cam.outputs.logit_layers import logit_layers
+from cam.outputs.output import Kind
 from cam.outputs.outputs import forward, total
 from cam.outputs.reading import AUTO, Reading
-from cam.positions.levels import levels_of
 from cam.positions.locate import locate, no_tensor
 
 INDEPENDENT = "the model's output does not depend on it"
@@ -68,7 +68,7 @@ class Layer:
     """Whether the module has weights that mix channels or positions. A rectifier, a pooling or a
     normalisation has none."""
     level: bool = False
-    """Whether a detector's boxes are computed from it: see `cam.positions.levels`."""
+    """Whether a detector's boxes are computed from it: see `OutputKind.with_levels`."""
     common: bool = True
     """Whether the whole output depends on it: in a detector, every box."""
     rectified: bool = False
@@ -133,9 +133,8 @@ def survey(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> list[Lay
                 logits=name in ran.logits,
             )
         )
-    if ran.detections is not None:
-        return _with_levels(model, image, layers, reading)
-    return layers
+    kind = kinds().get(ran.kind)
+    return kind.with_levels(model, image, layers, reading) if kind else layers
 
 
 def _changes(model: nn.Module, image: Tensor, name: str, location: Location | None) -> bool:
@@ -177,8 +176,10 @@ class _Pass:
     """The calls that ran in `torch.inference_mode`."""
     logits: Set[str]
     """The layers whose output is the model's own."""
-    detections: int | None
-    """Number of a detector's detections; None for other models."""
+    kind: Kind
+    """The kind of the model's output."""
+    empty: bool
+    """Whether the output has no number, as that of a detector that finds nothing."""
 
     def problem(self, name: str, module: nn.Module, location: Location | None) -> str | None:
         """Return the reason why no map can be made at a layer, or None if a map can be made."""
@@ -200,7 +201,7 @@ class _Pass:
         if location.grid is None:
             return location.problem
         # A detector may find nothing (in noise): then it is not known on which layers it depends.
-        if self.detections == 0:
+        if self.empty:
             return None
         if gradient is None:
             return GRADIENTS_OFF if self.frozen & {name, f"{name}#1"} else INDEPENDENT
@@ -253,10 +254,9 @@ def _ran(model: nn.Module, image: Tensor, reading: Reading) -> _Pass:
             runs=runs,
             gradients=_gradients(total(said), by_layer),
             frozen=frozen,
-            logits=logit_layers(
-                said.numbers, _with_graph(by_layer), detects=said.detections is not None
-            ),
-            detections=None if said[0].detections is None else len(said[0].detections.scores),
+            logits=logit_layers(said.numbers, _with_graph(by_layer), said.kind),
+            kind=said.kind,
+            empty=not said.numbers.numel(),
         )
 
 
@@ -436,20 +436,6 @@ def stage_layers(layers: list[Layer], default: str) -> tuple[str, ...]:
         chosen.insert(0, last)
         position = layers.index(last)
     return tuple(layer.name for layer in chosen)
-
-
-def _with_levels(
-    model: nn.Module, image: Tensor, layers: list[Layer], reading: Reading
-) -> list[Layer]:
-    """Return a detector's layers with `level` and `common` set."""
-    usable = [layer.name for layer in layers if layer.eligible]
-    levels = levels_of(model, image, usable, reading)
-    if levels is None:
-        return layers
-    return [
-        replace(layer, level=layer.name in levels.direct, common=layer.name in levels.common)
-        for layer in layers
-    ]
 
 
 def _gradients(score: Tensor, outputs: dict[str, Any]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ process that only reads requests makes targets, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -20,21 +19,18 @@ from cam.errors import (
     ClassOutOfRange,
     MaskEmpty,
     NoHead,
-    NothingDetected,
     SelfContrast,
     TargetMismatch,
 )
 from cam.likeness import SimilarityTarget as SimilarityTarget
 from cam.likeness import TextTarget as TextTarget
 from cam.likeness import UnitTarget as UnitTarget
+from cam.outputs.kind import kinds
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from cam.outputs.output import Detections, Output
-
-OVERLAP = 0.5
-"""Least intersection over union at which a detection counts as the same one."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class ClassTarget:
     equation 2).
 
     For a detector y is the score of one detection: the detection of the class that overlaps `box`
-    best, with an intersection over union of at least `OVERLAP`; without a box the best detection of
+    best, with an intersection over union of at least one half; without a box the best detection of
     the class; without a class the best detection of all. If no detection of the class in a changed
     image overlaps the box that much, y = 0.
     """
@@ -105,8 +101,9 @@ class ClassTarget:
                 "makes an image like another one with a SimilarityTarget, or take a model with a "
                 "head; if its outputs are scores, set activation"
             )
-        if output.detections is not None:
-            return self._detected(output.detections)
+        if kind := kinds().get(output.kind):
+            found: ClassTarget = kind.resolve(self, output)
+            return found
         value = output.kind == "value"
         where = self.box is not None or self.mask is not None
         if output.logits is not None and where:
@@ -174,6 +171,16 @@ class ClassTarget:
             return float(probability[probability.new_tensor(self.mask).bool()].mean())
         return float(probability)
 
+    def find(self, detections: Detections) -> int | None:
+        """Return the index of the detection that a resolved target is about; None if no detection
+        of its class overlaps its box by one half."""
+        found: int | None = kinds()["detections"].find(self, detections)
+        return found
+
+    def _best(self, detections: Detections) -> Tensor:
+        best = self.find(detections)
+        return detections.scores.sum() * 0 if best is None else detections.scores[best]
+
     def _predicted(self, output: Output) -> int:
         if output.kind == "value":
             return 0
@@ -216,51 +223,6 @@ class ClassTarget:
             )
         return predicted
 
-    def _detected(self, detections: Detections) -> ClassTarget:
-        if self.minus is not None or self.of == "probability" or self.mask is not None:
-            raise TargetMismatch(
-                "the model detects boxes; a target there has a class, a box and against alone"
-            )
-        labels = sorted(set(detections.labels.tolist()))
-        usable = detections.scores.new_ones(len(detections.scores)).bool()
-        if self.index is not None:
-            usable &= detections.labels.eq(self.index)
-        if self.box is not None:
-            usable &= overlap_with(detections.boxes, self.box) >= OVERLAP
-        if not usable.any():
-            sought = "" if self.index is None else f" of class {self.index}"
-            where = "" if self.box is None else " that overlaps the box by half"
-            seen = f"it finds classes {', '.join(map(str, labels))}" if labels else "it finds none"
-            raise NothingDetected(
-                f"the model finds nothing{sought}{where}; {seen}"
-                if sought or where
-                else "the model detects nothing in this image"
-            )
-        rank = detections.scores if self.box is None else overlap_with(detections.boxes, self.box)
-        order = rank.detach().where(usable, -1.0).argsort(descending=True, stable=True)
-        if self.rank >= int(usable.sum()):
-            raise NothingDetected(
-                f"the model finds {int(usable.sum())} of them; there is no number {self.rank + 1}"
-            )
-        best = int(order[self.rank])
-        left, top, right, bottom = (float(edge) for edge in detections.boxes[best].tolist())
-        box = (left, top, right, bottom)
-        return replace(self, index=int(detections.labels[best]), box=box, rank=0)
-
-    def find(self, detections: Detections) -> int | None:
-        """Return the index of the detection that a resolved target is about; None if no detection
-        of its class overlaps its box by `OVERLAP`."""
-        assert self.box is not None
-        overlaps = overlap_with(detections.boxes.detach(), self.box)
-        usable = (detections.labels == self.index) & (overlaps >= OVERLAP)
-        if not usable.any():
-            return None
-        return int(overlaps.where(usable, -1.0).argmax())
-
-    def _best(self, detections: Detections) -> Tensor:
-        best = self.find(detections)
-        return detections.scores.sum() * 0 if best is None else detections.scores[best]
-
 
 def pixels_in(box: tuple[float, float, float, float], height: int, width: int) -> NDArray[np.bool_]:
     """Return the mask of the pixels whose centres lie in a box (left, top, right, bottom)."""
@@ -283,27 +245,3 @@ def mirrored(target: Target, width: int) -> Target:
 
 
 Target = ClassTarget | UnitTarget | SimilarityTarget | TextTarget
-
-
-def overlap_with(boxes: Tensor, box: Sequence[float]) -> Tensor:
-    """Return the intersection over union (N,) of boxes (N, 4) with one box, in pixels.
-
-    A side counts as at least one pixel: detectors clip boxes to the image, and a box without an
-    area, such as of FCOS, would not overlap even itself.
-    """
-    first, other = _at_least_a_pixel(boxes), _at_least_a_pixel(boxes.new_tensor(box))
-    low = first[..., :2].maximum(other[:2])
-    high = first[..., 2:].minimum(other[2:])
-    shared = (high - low).clamp(min=0).prod(1)
-    area = (first[:, 2:] - first[:, :2]).prod(1)
-    own = (other[2:] - other[:2]).prod()
-    return shared / (area + own - shared)
-
-
-def _at_least_a_pixel(boxes: Tensor) -> Tensor:
-    """Return boxes (…, 4) whose sides below one pixel are widened to it around their middle."""
-    low, high = boxes[..., :2], boxes[..., 2:]
-    middle = (low + high) / 2
-    widened: Tensor = boxes.clone()
-    widened[..., :2], widened[..., 2:] = low.minimum(middle - 0.5), high.maximum(middle + 0.5)
-    return widened

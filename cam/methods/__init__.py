@@ -153,9 +153,9 @@ _BUILT_IN: Final[dict[str, Method]] = {
                 'Object Detection", ICLR 2023, equations 1 and 2'
             ),
             levels="boxes",
-            fusion="cam.methods.detection:fused_levels",
-            score="cam.methods.detection:box_score",
-            unsuited="cam.methods.detection:unsuited",
+            fusion="cam.detectors.methods:fused_levels",
+            score="cam.detectors.methods:box_score",
+            unsuited="cam.detectors.methods:unsuited",
         ),
         _in_steps(
             "cam",
@@ -303,7 +303,7 @@ _BUILT_IN: Final[dict[str, Method]] = {
         _at_input(
             "drise",
             "of one box of a detector: the photo through random masks, and how like it is found",
-            function="cam.methods.detection:drise",
+            function="cam.detectors.methods:drise",
             family="boxes",
             paper=(
                 'Petsiuk et al., "Black-box Explanation of Object Detectors via Saliency Maps", '
@@ -311,7 +311,7 @@ _BUILT_IN: Final[dict[str, Method]] = {
             ),
             cost="N forwards",
             budget=2000,
-            unsuited="cam.methods.detection:unsuited",
+            unsuited="cam.detectors.methods:unsuited",
         ),
         _in_steps(
             "occlusion",

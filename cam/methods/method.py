@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any, Final, Literal
+
+from cam.extensions import at
 
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 Formula = Literal["weights", "map", "steps"]
@@ -121,6 +122,5 @@ def load(function: Function) -> Callable[..., Any]:
     """
     if not isinstance(function, str):
         return function
-    module, _, name = function.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), name)
+    loaded: Callable[..., Any] = at(function)
     return loaded

@@ -12,7 +12,9 @@ from typing import Final
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from cam.outputs.kind import kinds
 from cam.outputs.meaning import RESHAPING, operation_of
+from cam.outputs.output import Kind
 
 _KEEPING: Final = RESHAPING | frozenset(
     {"Add", "Cat", "ConstantPadNd", "Div", "Exp", "LogSoftmax", "Mul", "Neg", "Rsub", "Sigmoid"}
@@ -23,25 +25,26 @@ _KEEPING: Final = RESHAPING | frozenset(
 )
 """Operations behind which the logits are the same numbers, resized, scaled, limited, turned into
 probabilities, or added up from the logits of several branches; by their autograd names."""
-_CHOOSING: Final = frozenset({"Amax", "Clamp", "Gather", "IndexSelect", "Max", "Sqrt", "Topk"})
-"""Operations by which detectors choose and combine the scores that their last layers return."""
 
 
-def logit_layers(numbers: Tensor, layers: Mapping[str, Tensor], *, detects: bool) -> set[str]:
+def logit_layers(numbers: Tensor, layers: Mapping[str, Tensor], kind: Kind) -> set[str]:
     """Return the layers whose output becomes the model's logits without further computation.
 
     The graph of the logits is followed through operations that reshape, select, resize and scale
     numbers, turn them into probabilities, or add several. A layer whose output it reaches returns
-    logits. For a detector, the graph of its scores is followed, also through the choice of boxes
-    and through products of scores, such as of a class's with an objectness.
+    logits. For a kind of `cam.outputs.KINDS`, the graph of the scores is followed, also through the
+    operations of `OutputKind.choosing` and through products of scores, such as of a class's with an
+    objectness.
 
     Args:
         numbers: the logits, or the scores of detections, with their graph.
         layers: layer name → its output in the same forward pass, with its graph.
-        detects: whether the model is a detector.
+        kind: the kind of the output.
     """
     if numbers.grad_fn is None:
         return set()
+    known = kinds().get(kind)
+    choosing = known.choosing if known else frozenset[str]()
     names: dict[Node | int, list[str]] = {}
     for name, tensor in layers.items():
         names.setdefault(tensor.grad_fn or id(tensor), []).append(name)
@@ -50,7 +53,7 @@ def logit_layers(numbers: Tensor, layers: Mapping[str, Tensor], *, detects: bool
     while waiting:
         node = waiting.pop()
         reached.update(names.get(node, names.get(id(getattr(node, "variable", None)), ())))
-        for before in _before(node, detects=detects):
+        for before in _before(node, choosing):
             if before not in seen:
                 seen.add(before)
                 waiting.append(before)
@@ -65,16 +68,16 @@ def no_evidence(name: str) -> str:
     )
 
 
-def _before(node: Node, *, detects: bool) -> Iterable[Node]:
+def _before(node: Node, choosing: frozenset[str]) -> Iterable[Node]:
     """Return the nodes from which a node got the same numbers."""
     operation = operation_of(node)
-    if operation not in _KEEPING | (_CHOOSING if detects else frozenset()):
+    if operation not in _KEEPING | choosing:
         return ()
     before = [parent for parent, _ in node.next_functions if parent is not None]
     # The product of two computed tensors is a computation, as that with a gate is. A parameter,
     # such as a trained temperature or the weight of a branch, scales.
     computed = [parent for parent in before if not _is_parameter(parent)]
-    gated = operation in ("Mul", "Div") and len(computed) > 1 and not detects
+    gated = operation in ("Mul", "Div") and len(computed) > 1 and not choosing
     return () if gated else before
 
 

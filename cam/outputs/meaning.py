@@ -22,7 +22,7 @@ from torch.autograd.graph import Node
 
 from cam.errors import UnsuitedActivation
 from cam.hooks.inference import evaluating
-from cam.outputs.detection_forms import are_shares
+from cam.outputs.kind import kinds
 from cam.outputs.output import Output
 from cam.outputs.outputs import one_each, outputs_of, size_of
 from cam.outputs.reading import (
@@ -31,6 +31,7 @@ from cam.outputs.reading import (
     Meaning,
     Reading,
     activation_for,
+    are_shares,
     features_of,
     logits_of,
 )
@@ -147,8 +148,8 @@ class _Trial:
         one_each(said, self.image)
         if not self.reading.named and self.reading.activation == "auto":
             self._check_picture(said[0])
-        if said[0].detections is not None:
-            return "none", "classes", "a detector's scores are probabilities already"
+        if kind := kinds().get(said.kind):
+            return "none", "classes", kind.reason
         given = self.reading.activation != "auto" and isinstance(raw, Tensor)
         known = given or self.reading.output is not None
         if not known and (evidence := _headless(self.model, raw, returned)):

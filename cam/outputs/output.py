@@ -12,10 +12,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cam.outputs.detection import Detections as Detections
 from cam.outputs.reading import Activation, Meaning, probabilities_of
 
 Kind = Literal["classes", "segments", "detections", "value", "features"]
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The boxes that a detector found in one image, best first."""
+
+    boxes: Tensor
+    """float (N, 4): left, top, right, bottom in the input's pixels."""
+    labels: Tensor
+    """int (N,), the class of each box."""
+    scores: Tensor
+    """float32 (N,), 0 … 1."""
+    classes: Tensor | None = None
+    """float32 (N, C), the probability of each class; None if the model does not return it."""
+
+    def rows(self, chosen: list[int]) -> Detections:
+        """Return the chosen detections, in the order of `chosen`."""
+        classes = None if self.classes is None else self.classes[chosen]
+        return Detections(self.boxes[chosen], self.labels[chosen], self.scores[chosen], classes)
+
+    def detached(self) -> Detections:
+        """Return the detections without a graph, on the CPU."""
+        classes = None if self.classes is None else self.classes.detach().cpu()
+        boxes, scores = self.boxes.detach().cpu(), self.scores.detach().cpu()
+        return Detections(boxes, self.labels.cpu(), scores, classes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
 from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Located
-from cam.outputs.detection import Detections, detections_of
-from cam.outputs.detection_forms import rows_in, stated_classes
-from cam.outputs.output import Kind, Known, Output
+from cam.outputs.kind import kinds
+from cam.outputs.output import Detections, Kind, Known, Output
 from cam.outputs.reading import (
     AUTO,
     Activation,
@@ -213,9 +212,9 @@ def outputs_of(
 ) -> Outputs:
     """Return a model's output for a batch.
 
-    Logits are found by `cam.outputs.reading.logits_of`; detections have one of the forms of
-    `cam.outputs.detection.DetectionForm`. An output that holds neither may hold features, which are
-    found by `cam.outputs.reading.features_of`.
+    It is first read as each of `cam.outputs.KINDS`. Else logits are found by
+    `cam.outputs.reading.logits_of`. An output without them may hold features, which are found by
+    `cam.outputs.reading.features_of`.
 
     Args:
         layers: outputs (B, …) of the layers that targets read.
@@ -232,11 +231,10 @@ def outputs_of(
         UnsuitedActivation: if the reading's activation does not fit the model.
     """
     read = partial(Outputs, size=size, layers=layers or {})
-    detected = None
-    if reading.output is None:
-        detected = detections_of(raw, size, classes=classes_for(raw, reading, model))
-    if detected is not None:
-        return read(detections=tuple(detected))
+    for kind in kinds().values() if reading.output is None else ():
+        found = kind.read(raw, size, reading, model)
+        if found is not None:
+            return read(**found)
     features = features_of(raw, batch) if reading.output is None else []
     if reading.meaning == "features" and isinstance(raw, Tensor):
         features = [raw]
@@ -251,15 +249,6 @@ def outputs_of(
     if rows.ndim == 2:
         return read(logits=rows, activation=activation)
     return read(segments=rows, activation=activation)
-
-
-def classes_for(raw: Any, reading: Reading, model: nn.Module | None) -> int | None:
-    """Return the number of classes of the boxes that an output may hold: the reading's, else the
-    one that the model states; None if it is not known, or if the output holds no YOLO-like boxes.
-    """
-    if reading.classes is not None or model is None or rows_in(raw) is None:
-        return reading.classes
-    return stated_classes(model)
 
 
 def one_each(outputs: Outputs, images: Tensor) -> Outputs:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cam.errors import NotLogits, UnsuitedActivation
+from cam.outputs import KINDS
 
 Activation = Literal["softmax", "sigmoid", "none"]
 """Function that turns logits into probabilities: `softmax` over the classes; `sigmoid` of each
@@ -45,7 +46,7 @@ class Reading:
     """What the outputs are; for `auto`, see `resolve_reading`."""
     classes: int | None = field(default=None, repr=False)
     """Number of a detector's classes; None for the number that the model states: see
-    `cam.outputs.detection_forms.stated_classes`."""
+    `cam.detectors.forms.stated_classes`."""
 
     named: bool = field(default=False, repr=False)
     """Whether it is known that the outputs are scores of classes, such as by their labels."""
@@ -175,6 +176,12 @@ def probabilities_of(logits: Tensor, activation: Activation, axis: int = 0) -> T
     return logits.sigmoid() if activation == "sigmoid" else logits
 
 
+def are_shares(values: Tensor, slack: float = 0.0) -> bool:
+    """Return whether all values are in 0 … 1, or outside it by at most `slack`; NaN values are
+    ignored."""
+    return not bool(((values < -slack) | (values > 1 + slack)).any())
+
+
 def _may_be_logits(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.ndim in (2, 4)
 
@@ -198,7 +205,7 @@ def _checked(value: Any, raw: Any, batch: int | None) -> Tensor:
     shape = tuple(value.shape) if isinstance(value, Tensor) else type(raw).__name__
     raise NotLogits(
         f"the model's output is {shape}, not logits of shape (batch, classes) or (batch, "
-        "classes, height, width), nor a list of detections"
+        f"classes, height, width){''.join(f', nor a list of {kind}' for kind in KINDS)}"
     )
 
 

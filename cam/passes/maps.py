@@ -21,7 +21,7 @@ from cam.methods.components import LEAST_GAP, Component, projected
 from cam.methods.gradient_weights import weighted_sum
 from cam.methods.method import load
 from cam.passes.composition import ComputedMap, joined
-from cam.positions.levels import ancestors, ends
+from cam.positions.flow import ancestors, ends
 
 
 class Signals(Protocol):

@@ -26,8 +26,8 @@ from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.batch_answer import BatchAnswer, Round, Turn
 from cam.passes.maps import Signals, maps_of
 from cam.passes.scores import Targets
-from cam.positions.levels import reached_layers
 from cam.positions.locate import locate
+from cam.targets import Target
 
 
 def explain_batch(
@@ -149,6 +149,41 @@ def _advised(
     return replace(answer, explanations=tuple(explanations))
 
 
+def reached_layers(
+    model: nn.Module,
+    image: Tensor,
+    target: Target,
+    layers: Sequence[str],
+    reading: Reading = AUTO,
+) -> tuple[str, ...]:
+    """Return the layers at whose positions the gradient of the target's score is not all zero, in
+    the order of `layers`: a gradient at a class token alone gives no map. The function needs one
+    forward and one backward pass.
+
+    Args:
+        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
+        layers: names of modules that run once and return a tensor.
+        reading: how to read the model's output.
+
+    Raises:
+        TargetError: if the target cannot be resolved.
+    """
+    located = locate(model, image, [*layers, *target.layers])
+    with evaluating(model), Capture(model, layers) as capture:
+        (output,) = forward(model, image, reading, layers=target.layers, located=located)
+        score = target.resolve(output).score(output)
+        if not score.requires_grad:
+            return ()
+        capture.backward(score)
+
+        def at_grid(name: str) -> Tensor:
+            grid = located.grid(name)
+            return grid.apply(capture.reached[name]) if grid else capture.reached[name]
+
+        reached = capture.reached
+        return tuple(name for name in layers if name in reached and at_grid(name).any())
+
+
 def _by_head(head: PooledHead, question: Question) -> bool:
     """Return whether a question of one pass needs only the head's layer and the logits."""
     return set(question.layers) <= {head.layer} and not question.looks_at
@@ -181,7 +216,7 @@ def answer(
 ) -> BatchAnswer:
     """Answer one question or several for each image of a batch from the outputs and signals of its
     forward pass: see `explain_batch`. Layers that are `unrecorded` have no gradient."""
-    own = logit_layers(outputs.numbers, signals.outputs, detects=outputs.detections is not None)
+    own = logit_layers(outputs.numbers, signals.outputs, outputs.kind)
     asked = _rounds(questions, outputs)
     rounds = []
     for some in asked:

@@ -84,7 +84,7 @@ def explain_in_steps(
         looks = question.looks_at
         (output,) = forward(model, one, reading, layers=looks, located=located)
         outputs, interrupted = capture.activations, capture.interrupted
-        own = logit_layers(output.numbers[0], capture.outputs, detects=bool(output.detections))
+        own = logit_layers(output.numbers[0], capture.outputs, output.kind)
     grids = located.grids(outputs, one)
     said = output.detached()
     targets = question.resolve(said)

@@ -33,6 +33,52 @@ def feeding(
         return dict(_nearest(nodes))
 
 
+def ancestors(outputs: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """Return for each layer the set of other layers from which its output is computed.
+
+    Args:
+        outputs: layer name → output, of one forward pass under a `Capture`, with their graph.
+    """
+    return {name: behind(output, outputs) - {name} for name, output in outputs.items()}
+
+
+def ends(reached: set[str], lineage: Mapping[str, set[str]]) -> set[str]:
+    """Return the reached layers from which no other reached layer is computed.
+
+    The gradient at a layer includes the gradient of the layers computed from it, so that to use
+    both would count one of them twice.
+
+    Args:
+        lineage: as `ancestors` returns it.
+    """
+    return {name for name in reached if not any(name in lineage[other] for other in reached)}
+
+
+def behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False) -> set[str]:
+    """Return the layers from whose outputs `end` is computed, according to the graph. If `end` is
+    itself an output, its own layer is included. With `nearest`, return only the layers from which
+    `end` is computed directly, not through another of `outputs`."""
+    nodes = {output.grad_fn: name for name, output in outputs.items() if output.grad_fn}
+    leaves = {id(output): name for name, output in outputs.items() if not output.grad_fn}
+    if id(end) in leaves:
+        return {leaves[id(end)]}
+    reached, seen, waiting = set(), {end.grad_fn}, [end.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        name = nodes.get(node) or leaves.get(id(getattr(node, "variable", None)))
+        if name:
+            reached.add(name)
+        if name and nearest:
+            continue
+        for parent, _ in node.next_functions:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    return reached
+
+
 def _nearest(nodes: Mapping[str, Node]) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield each name and the names at the nearest nodes before its own."""
     owners: dict[Node, str] = {}

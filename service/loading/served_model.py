@@ -30,7 +30,7 @@ from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
 from cam.methods.head import PooledHead, pooled_head
-from cam.outputs.detection import LEAST_SCORE, read_detections
+from cam.outputs.kind import kinds
 from cam.outputs.output import Output
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of
@@ -281,8 +281,11 @@ def _prepared(
         parameter.requires_grad_(False)
     module.to(device, dtype)
     if entry.detections != "auto" or entry.min_score is not None:
-        least = LEAST_SCORE if entry.min_score is None else entry.min_score
-        read_detections(module, entry.detections, least=least, classes=len(names) or None)
+        if (detections := kinds().get("detections")) is None:
+            said = f"it is {entry.detections!r}, but this service reads no detections; leave it out"
+            raise entry.mistake("detections", f"{said}, and min_score")
+        least = {} if entry.min_score is None else {"least": entry.min_score}
+        detections.declare(module, entry.detections, classes=len(names) or None, **least)
     reshape = {"*": entry.reshape} if isinstance(entry.reshape, str) else entry.reshape
     try:
         declare(module, reshape)

@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from tests.cam.detectors import retinanet, yolo_like
+from tests.cam.detectors.nets import retinanet, yolo_like
 from tests.cam.nets import (
     Foreground,
     Headed,

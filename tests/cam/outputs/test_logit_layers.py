@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from cam import default_layer, explain, survey
 from cam.errors import NoTargetLayer
 from cam.layers import stage_layers
-from tests.cam.detectors import Yolo, blurry
+from tests.cam.detectors.nets import Yolo, blurry
 from tests.cam.nets import images, segmenter
 
 

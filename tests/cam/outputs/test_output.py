@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from cam import (
     CamError,
     ClassTarget,
-    Detections,
     Output,
     SimilarityTarget,
     Target,
@@ -27,7 +26,6 @@ from cam.errors import (
     LayerDidNotRun,
     MaskEmpty,
     NoGradientPath,
-    NothingDetected,
     NotLogits,
     TargetMismatch,
     UnknownLayer,
@@ -39,13 +37,6 @@ from tests.cam.nets import detector, hook_count, images, segmenter, small
 
 # Two classes on 2 × 2 pixels; class 0 wins in the top row, class 1 in the bottom row.
 SEGMENTS = Output(segments=torch.tensor([[[4.0, 3], [0, 1]], [[1.0, 1], [2, 5]]]))
-FOUND = Output(
-    detections=Detections(
-        torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8], [20, 20, 30, 30]]),
-        torch.tensor([1, 2, 1]),
-        torch.tensor([0.9, 0.8, 0.7]),
-    )
-)
 TOP_LEFT = np.array([[True, False], [False, False]])
 
 
@@ -82,30 +73,8 @@ def test_a_mask_of_another_size_lies_over_the_same_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "score", "index"),
-    [
-        (ClassTarget(), 0.9, 1),
-        (ClassTarget(2), 0.8, 2),
-        (ClassTarget(1, box=(21, 21, 30, 30)), 0.7, 1),
-        (ClassTarget(box=(0, 0, 10, 8)), 0.8, 2),  # the box, not the score, says which
-        (ClassTarget(1, against=True), -0.9, 1),
-    ],
-)
-def test_a_detection_by_hand(target: ClassTarget, score: float, index: int) -> None:
-    resolved = target.resolve(FOUND)
-    assert resolved.index == index
-    assert float(resolved.score(FOUND)) == pytest.approx(score)
-    assert resolved.probability(FOUND) == pytest.approx(abs(score))
-    nothing = Output(detections=Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0)))
-    assert float(resolved.score(nothing)) == 0
-
-
-@pytest.mark.parametrize(
     ("target", "said", "error", "words"),
     [
-        (ClassTarget(5), FOUND, NothingDetected, "nothing of class 5; it finds classes 1, 2"),
-        (ClassTarget(2, box=(20, 20, 30, 30)), FOUND, NothingDetected, "overlaps"),
-        (ClassTarget(1, minus=2), FOUND, TargetMismatch, "a class, a box and against alone"),
         (ClassTarget(0, mask=~TOP_LEFT & TOP_LEFT), SEGMENTS, MaskEmpty, "no pixel"),
         (ClassTarget(0, box=(5, 5, 9, 9)), SEGMENTS, BoxOutside, "no pixel of the 2 × 2"),
         (
@@ -169,27 +138,6 @@ def test_a_segmenters_map_is_the_gradient_of_the_masks_sum() -> None:
         np.testing.assert_allclose(each.map, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
         assert each.score == pytest.approx(total, rel=1e-3, abs=1e-3)
     assert hook_count(model) == 0
-
-
-@pytest.mark.slow
-def test_a_detectors_map_is_the_gradient_of_that_boxs_score() -> None:
-    model, x = detector(), images(1, size=96)
-    with torch.no_grad():
-        (boxes,) = model(x)
-    second = tuple(boxes["boxes"][1].tolist())
-    wanted = ClassTarget(int(boxes["labels"][1]), box=second)
-    layer = "backbone.body.13"
-    (found,) = explain(model, x, target=wanted, layer=layer, signed=True)
-    assert found.probability == pytest.approx(float(boxes["scores"][1]), rel=1e-4)
-    kept: dict[str, Tensor] = {}
-    handle = model.get_submodule(layer).register_forward_hook(lambda m, a, out: kept.update(a=out))
-    (again,) = model(x)
-    handle.remove()
-    (gradient,) = torch.autograd.grad(again["scores"][1], kept["a"])
-    a = kept["a"].detach()
-    expected = (gradient.mean((2, 3), keepdim=True) * a).sum(1)[0].numpy()
-    assert np.abs(expected).max() > 0
-    np.testing.assert_allclose(found.map, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
 
 
 @pytest.mark.slow

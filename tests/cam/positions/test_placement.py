@@ -19,7 +19,7 @@ from cam.errors import LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.positions.locate import locate
 from cam.positions.views import Axis, View
-from tests.cam.detectors import torchvision_detector
+from tests.cam.detectors.nets import torchvision_detector
 from tests.cam.nets import as_after_training
 from tests.quick import quick
 

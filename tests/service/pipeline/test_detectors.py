@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cam.outputs.detection_forms import DetectionForm
+from cam.detectors.forms import DetectionForm
 from service.core import choices
 from service.models.catalog import read_catalog
 from service.settings import Settings

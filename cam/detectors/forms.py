@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import NotLogits
+from cam.outputs.reading import are_shares
 
 DetectionForm = Literal[
     "boxes",
@@ -239,12 +240,6 @@ def corners_of(boxes: Tensor) -> Tensor:
 
     corners: Tensor = box_convert(boxes, "cxcywh", "xyxy")
     return corners
-
-
-def are_shares(values: Tensor, slack: float = 0.0) -> bool:
-    """Return whether all values are in 0 … 1, or outside it by at most `slack`; NaN values are
-    ignored."""
-    return not bool(((values < -slack) | (values > 1 + slack)).any())
 
 
 def _are_sides(values: Tensor) -> bool:

@@ -18,10 +18,10 @@ from transformers import (
 )
 
 import cam
+from cam.detectors.forms import form_of
 from cam.layers import level_layers
-from cam.outputs.detection_forms import form_of
 from cam.outputs.outputs import outputs_of, size_of
-from tests.cam.detectors import blurry
+from tests.cam.detectors.nets import blurry
 
 SMALL = {
     "d_model": 32,

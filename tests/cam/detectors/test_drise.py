@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import cam
+from cam.detectors.methods import fused_levels
 from cam.errors import CamError, MethodUnsuited
-from cam.methods.detection import fused_levels
+from tests.cam.detectors.test_detectors import random_masks_of
 from tests.cam.nets import small
-from tests.cam.outputs.test_detectors import random_masks_of
 
 IMAGE = torch.full((1, 3, 32, 32), 0.5)
 BUDGET = 40

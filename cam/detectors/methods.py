@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from cam.detectors.matching import overlap_with
 from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.perturbation import random_masks
 from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
-from cam.outputs.detection import Detections
-from cam.outputs.output import Output
-from cam.targets import ClassTarget, Target, overlap_with
+from cam.outputs.output import Detections, Output
+from cam.targets import ClassTarget, Target
 
 CELLS: Final = 16
 """Cells on each side of D-RISE's masks: the paper's s, for objects that are small in the image."""

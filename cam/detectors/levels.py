@@ -7,19 +7,20 @@ alone; at the other levels the gradient of its score is zero.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from cam.detectors.reading import unfiltered
 from cam.hooks.capture import Capture
 from cam.hooks.inference import evaluating
-from cam.outputs.detection import Detections, unfiltered
-from cam.outputs.outputs import forward, outputs_of, size_of
+from cam.layers import Layer
+from cam.outputs.output import Detections
+from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading
-from cam.positions.locate import locate
-from cam.targets import Target
+from cam.positions.flow import ancestors, behind, ends
 
 _SAMPLE: Final = 4
 """Number of boxes of an image that are traced one by one to their levels."""
@@ -37,6 +38,20 @@ class Levels:
     """Layers on which every box depends."""
 
 
+def with_levels(
+    model: nn.Module, image: Tensor, layers: list[Layer], reading: Reading
+) -> list[Layer]:
+    """Return a detector's layers with `level` and `common` set."""
+    usable = [layer.name for layer in layers if layer.eligible]
+    levels = levels_of(model, image, usable, reading)
+    if levels is None:
+        return layers
+    return [
+        replace(layer, level=layer.name in levels.direct, common=layer.name in levels.common)
+        for layer in layers
+    ]
+
+
 def levels_of(
     model: nn.Module, image: Tensor, layers: Sequence[str], reading: Reading = AUTO
 ) -> Levels | None:
@@ -44,7 +59,7 @@ def levels_of(
 
     A layer of the head is not a level if only the scores or only the positions of the boxes depend
     on it. The detector's score thresholds are 0 while the function runs: see
-    `cam.outputs.detection.unfiltered`. The function needs one forward pass, two backward passes,
+    `cam.detectors.reading.unfiltered`. The function needs one forward pass, two backward passes,
     and one backward pass through the head for each of a few small and large boxes.
 
     Args:
@@ -61,13 +76,13 @@ def levels_of(
     said = output.detections
     if said is None or not len(said.scores):
         return None
-    graph = _behind(said.scores, outputs) & _behind(said.boxes, outputs)
+    graph = behind(said.scores, outputs) & behind(said.boxes, outputs)
     # The graph alone is not enough: a head may put scores and positions into one tensor.
     weights = torch.linspace(1, 2, said.boxes.numel()).to(said.boxes).reshape(said.boxes.shape)
     of_scores = _reached_by(said.scores.sum(), outputs)
     of_boxes = _reached_by((said.boxes * weights).sum(), outputs)
     both = [name for name in layers if name in graph and name not in of_scores ^ of_boxes]
-    nearest = _behind(said.scores, {name: outputs[name] for name in both}, nearest=True)
+    nearest = behind(said.scores, {name: outputs[name] for name in both}, nearest=True)
     direct = tuple(name for name in both if name in nearest)
     lineage = ancestors({name: outputs[name] for name in both})
     reached = _reached_by_each(said, {name: outputs[name] for name in direct})
@@ -81,62 +96,6 @@ def levels_of(
         if all(any(name == end or name in lineage[end] for end in level) for level in needed)
     )
     return Levels(direct, common)
-
-
-def reached_layers(
-    model: nn.Module,
-    image: Tensor,
-    target: Target,
-    layers: Sequence[str],
-    reading: Reading = AUTO,
-) -> tuple[str, ...]:
-    """Return the layers at whose positions the gradient of the target's score is not all zero, in
-    the order of `layers`: a gradient at a class token alone gives no map. The function needs one
-    forward and one backward pass.
-
-    Args:
-        image: float (1, C, H, W), preprocessed, on the model's device and in its dtype.
-        layers: names of modules that run once and return a tensor.
-        reading: how to read the model's output.
-
-    Raises:
-        TargetError: if the target cannot be resolved.
-    """
-    located = locate(model, image, [*layers, *target.layers])
-    with evaluating(model), Capture(model, layers) as capture:
-        (output,) = forward(model, image, reading, layers=target.layers, located=located)
-        score = target.resolve(output).score(output)
-        if not score.requires_grad:
-            return ()
-        capture.backward(score)
-
-        def at_grid(name: str) -> Tensor:
-            grid = located.grid(name)
-            return grid.apply(capture.reached[name]) if grid else capture.reached[name]
-
-        reached = capture.reached
-        return tuple(name for name in layers if name in reached and at_grid(name).any())
-
-
-def ancestors(outputs: Mapping[str, Tensor]) -> dict[str, set[str]]:
-    """Return for each layer the set of other layers from which its output is computed.
-
-    Args:
-        outputs: layer name → output, of one forward pass under a `Capture`, with their graph.
-    """
-    return {name: _behind(output, outputs) - {name} for name, output in outputs.items()}
-
-
-def ends(reached: set[str], lineage: Mapping[str, set[str]]) -> set[str]:
-    """Return the reached layers from which no other reached layer is computed.
-
-    The gradient at a layer includes the gradient of the layers computed from it, so that to use
-    both would count one of them twice.
-
-    Args:
-        lineage: as `ancestors` returns it.
-    """
-    return {name for name in reached if not any(name in lineage[other] for other in reached)}
 
 
 def _reached_by_each(said: Detections, outputs: Mapping[str, Tensor]) -> list[set[str]]:
@@ -161,28 +120,3 @@ def _reached_by(number: Tensor, outputs: Mapping[str, Tensor]) -> set[str]:
     )
     pairs = zip(outputs, gradients, strict=True)
     return {name for name, gradient in pairs if gradient is not None and bool(gradient.any())}
-
-
-def _behind(end: Tensor, outputs: Mapping[str, Tensor], *, nearest: bool = False) -> set[str]:
-    """Return the layers from whose outputs `end` is computed, according to the graph. If `end` is
-    itself an output, its own layer is included. With `nearest`, return only the layers from which
-    `end` is computed directly, not through another of `outputs`."""
-    nodes = {output.grad_fn: name for name, output in outputs.items() if output.grad_fn}
-    leaves = {id(output): name for name, output in outputs.items() if not output.grad_fn}
-    if id(end) in leaves:
-        return {leaves[id(end)]}
-    reached, seen, waiting = set(), {end.grad_fn}, [end.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        name = nodes.get(node) or leaves.get(id(getattr(node, "variable", None)))
-        if name:
-            reached.add(name)
-        if name and nearest:
-            continue
-        for parent, _ in node.next_functions:
-            if parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
-    return reached

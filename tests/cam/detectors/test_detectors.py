@@ -15,17 +15,18 @@ from torchvision.ops import box_convert
 
 import cam
 from bench.detectors import measure
+from cam.detectors.forms import DetectionForm, form_of
+from cam.detectors.methods import fused_levels
+from cam.detectors.reading import detections_of
 from cam.errors import NoGradientPath, NothingDetected, NotLogits
 from cam.hooks.grids import Grid, Located
 from cam.layers import level_layers
-from cam.methods.detection import fused_levels
 from cam.methods.perturbation import random_masks
 from cam.methods.subject import Subject
-from cam.outputs.detection import detections_of, read_detections
-from cam.outputs.detection_forms import DetectionForm, form_of
+from cam.outputs.detection import read_detections
 from cam.outputs.outputs import outputs_of, size_of
-from cam.positions.levels import reached_layers
-from tests.cam.detectors import (
+from cam.passes.onepass import reached_layers
+from tests.cam.detectors.nets import (
     SIDE,
     TORCHVISION,
     blurry,
