@@ -20,7 +20,7 @@ from service.core.threads import spin_briefly
 from service.features import COMMANDS
 from service.limits.keys import new_key, read_keys
 from service.local.options import Models
-from service.models.catalog import configured
+from service.models.catalog import EMBEDDED, configured
 from service.process.listener import listen
 from service.process.supervisor import supervise
 from service.settings import Settings
@@ -163,9 +163,22 @@ def key(
 @cli.command()
 def openapi() -> None:
     """Print the HTTP contract as an OpenAPI document."""
-    from service.app import create_app
+    # A process that receives requests makes this app; unlike `create_app`, it needs no PyTorch.
+    from service.core.metrics import Metrics
+    from service.http.app import make_app
+    from service.process.door import ADAPTERS, OPERATIONS
+    from service.rpc.client import RemoteBackend
 
-    document = json.dumps(create_app(Settings()).openapi(), indent=2, ensure_ascii=False)
+    metrics = Metrics()
+    app = make_app(
+        Settings(),
+        (EMBEDDED,),
+        operations=OPERATIONS,
+        adapters=ADAPTERS,
+        manager=RemoteBackend("", metrics),
+        metrics=metrics,
+    )
+    document = json.dumps(app.openapi(), indent=2, ensure_ascii=False)
     sys.stdout.buffer.write(f"{document}\n".encode())  # JSON is UTF-8, unlike some terminals
 
 

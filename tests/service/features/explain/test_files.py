@@ -262,6 +262,20 @@ def test_the_contract_is_utf_8_whatever_the_terminal_is() -> None:
 
 
 @pytest.mark.slow
+def test_the_contract_needs_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "service", "openapi"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "fastapi" in imported
+    assert not imported & {"torch", "torchvision", "timm"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "words"),
     [
