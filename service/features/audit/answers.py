@@ -14,13 +14,14 @@ from rich.table import Table
 from cam import ANSWER_METHODS, ExplainedAnswer
 from cam.agreement import spearman
 from cam.answers.answer import BLIND, PASSES, AnswerWord
+from cam.evaluation.verdict import listed
 from service.backend.timings import Timings
 from service.core.errors import ConfigError, InvalidParameter, Problem
 from service.core.files import written_whole
 from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters
 from service.features.audit.plan import LEAST_PHOTOS, Arm
-from service.features.audit.recommendation import listed, points_of, recommended, why_none
+from service.features.audit.recommendation import points_of, recommended, why_none
 from service.features.audit.run import SUMMARY, chosen
 from service.features.audit.schemas import ArmRecord, Audit, Finding, PhotoFailure, PhotoRecord
 from service.features.audit.summary import summarised

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.clusters import own_places
-from cam.evaluation.verdict import COMPARED, NAMED
+from cam.evaluation.verdict import COMPARED, NAMED, listed
 from service.core.bootstrap import interval
 from service.features.audit.plan import LEAST_PHOTOS, Arm, name_of
-from service.features.audit.recommendation import listed
 from service.features.audit.schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
 SAME_OUTPUT: Final = 1e-5
