@@ -17,12 +17,11 @@ from cam.answers.answer import BLIND, PASSES, AnswerWord
 from cam.evaluation.verdict import listed
 from service.backend.timings import Timings
 from service.core.errors import ConfigError, InvalidParameter, Problem
-from service.core.files import written_whole
 from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters
 from service.features.audit.plan import LEAST_PHOTOS, Arm
 from service.features.audit.recommendation import points_of, recommended, why_none
-from service.features.audit.run import SUMMARY, chosen
+from service.features.audit.run import chosen, write_summary
 from service.features.audit.schemas import ArmRecord, Audit, Finding, PhotoFailure, PhotoRecord
 from service.features.audit.summary import summarised
 from service.features.batch.inputs import open_inputs
@@ -120,11 +119,7 @@ async def _audit(run: Run, asked: list[AnswerParameters], most: int) -> Audit:
                     tally.done += 1
                     show()
             summary = _summary(served, records, failed, [one.method for one in asked])
-    try:
-        with written_whole(output / SUMMARY) as temporary:
-            temporary.write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    write_summary(summary, output)
     return summary
 
 

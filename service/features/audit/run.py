@@ -34,6 +34,7 @@ from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.run import INTERRUPTED, Run, cancel_at_sigterm
 from service.features.batch.work import check, made_with, raise_last
+from service.local.output import writing
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
@@ -86,6 +87,16 @@ def audit(run: Run, *, most: int = MOST, within: float | None = None) -> int:
     return 1 if report.failed else 0
 
 
+def write_summary(audit: Audit, output: Path) -> None:
+    """Write `audit.json` to the output folder.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    with writing(output), written_whole(output / SUMMARY) as temporary:
+        temporary.write_text(audit.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
 async def _audit(run: Run, most: int, within: float | None) -> Audit:
     cancel_at_sigterm()
     configuration, console = run.configuration, run.console
@@ -127,13 +138,9 @@ async def _audit(run: Run, most: int, within: float | None) -> Audit:
                 metrics=plan.metrics,
                 failed=failed,
             )
-    file = configuration.output / SUMMARY
-    try:
-        with written_whole(file) as temporary:
-            temporary.write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_summary(summary, configuration.output)
+    with writing(configuration.output):
         write_audit(summary, records, configuration.output / REPORT)
-    except OSError as error:
-        raise ConfigError(f"{configuration.output} cannot be written: {error.strerror}") from None
     return summary
 
 

@@ -24,6 +24,7 @@ from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.parts import MANIFEST, PARTS, Parts
 from service.features.batch.progress import Tally, begun, say, shown
 from service.features.batch.work import UnreadImage, check, explain_item, made_with, raise_last
+from service.local.output import writing
 from service.local.session import local_session
 from service.pipeline.images import decoders_heard
 from service.pipeline.rows import DECODER, PICTURES, Row, failed_row
@@ -118,7 +119,7 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
         from service.features.report.write import write_report
 
         served = configuration.model()
-        try:
+        with writing(report):
             write_report(
                 manifest,
                 configuration.output,
@@ -127,8 +128,6 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
                 model=served,
                 source=partial(source_of, configuration.output),
             )
-        except OSError as error:
-            raise ConfigError(f"{report} cannot be written: {error.strerror}") from None
         say(f"Report: {report}", console)
     return 1 if tally.failed else 0
 
