@@ -27,6 +27,7 @@ from service.features.audit.summary import summarised
 from service.features.batch.inputs import open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.run import INTERRUPTED, Run, cancel_at_sigterm
+from service.features.report.clusters import spaced
 from service.local.session import LocalSession, local_session
 from service.models.info import ModelInfo
 from service.pipeline.instances import Instance
@@ -141,8 +142,7 @@ async def _measured(
     words = [word for word in seen.values() if any(map(str.isalnum, word.text))]
     if not words:
         raise InvalidParameter(f"no word of the answer {said.text[:200]!r} is said from the photo")
-    if len(words) > WORDS:
-        words = [words[index * len(words) // WORDS] for index in range(WORDS)]
+    words = spaced(words, WORDS)
     arms = {}
     for parameters in asked:
         found = []

@@ -15,7 +15,7 @@ from PIL import Image
 from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED, listed
 from service.core.bootstrap import interval
-from service.features.audit.plan import LEAST_PHOTOS, Arm, name_of
+from service.features.audit.plan import LEAST_PHOTOS, name_of
 from service.features.audit.schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
 SAME_OUTPUT: Final = 1e-5
@@ -202,7 +202,7 @@ def _best(audit: Audit) -> ArmSummary | None:
     photo: that with the most points, or with the most maps."""
     best = audit.recommendation
     if best is not None:
-        return next(arm for arm in audit.arms if name_of(arm) == Arm(best.method, best.layer).name)
+        return next(arm for arm in audit.arms if name_of(arm) == name_of(best))
     able = [arm for arm in audit.arms if arm.mean_map and arm.shows_the_model is not False]
     return max(
         able,
@@ -277,7 +277,7 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     best = audit.recommendation
     if best is None:
         return []
-    name = Arm(best.method, best.layer).name
+    name = name_of(best)
     findings = []
     for metric in audit.metrics:
         sign = 1 if audit.better[metric] == "higher" else -1

@@ -24,7 +24,7 @@ from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, one_line
 from service.core.files import written_whole
 from service.features.audit.grids import Neighbours
-from service.features.audit.measurement import AuditMeasurement, stored_name
+from service.features.audit.measurement import AuditMeasurement
 from service.features.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
 from service.features.audit.report import write_audit
 from service.features.audit.schemas import Audit, PhotoRecord
@@ -34,6 +34,7 @@ from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.run import INTERRUPTED, Run, cancel_at_sigterm
 from service.features.batch.work import check, made_with, raise_last
+from service.features.jobs.records import storable
 from service.local.output import writing
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
@@ -396,7 +397,7 @@ def read_records(file: Path, names: list[str]) -> list[PhotoRecord]:
     try:
         for line in file.read_bytes().split(b"\n")[:-1]:
             record = PhotoRecord.model_validate_json(line)
-            if record.index < len(names) and record.item == stored_name(names[record.index]):
+            if record.index < len(names) and record.item == storable(names[record.index]):
                 records[record.index] = record
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{file} cannot be read: {one_line(error)}") from None
