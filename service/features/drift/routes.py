@@ -7,11 +7,11 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from cam.drift.shift import Shift, TooFew
-from service.backend.interface import Backend
 from service.features.drift.schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.features.drift.work import CompareDrift, Drift
 from service.http.about import OF_A_MODEL
 from service.http.access import needs
+from service.http.adapter import Added, AppParts
 from service.http.contract import answers
 from service.models.labels import Labels
 
@@ -21,14 +21,15 @@ NO_REFERENCE: Final = (
 )
 
 
-def make_drift_router(manager: Backend) -> APIRouter:
-    router = APIRouter()
+def drift(parts: AppParts) -> Added:
+    """Add the route that compares the maps of a live model with its reference."""
+    manager, router = parts.manager, APIRouter()
 
     @needs("read")
     async def get_drift(model: str) -> DriftDescription:
         replicas = manager.replicas(model)
-        drift = (await replicas.ask(CompareDrift())).value
-        return describe_drift(drift, replicas.model.labels)
+        compared = (await replicas.ask(CompareDrift())).value
+        return describe_drift(compared, replicas.model.labels)
 
     router.get(
         "/v1/models/{model:model}/drift",
@@ -41,7 +42,7 @@ def make_drift_router(manager: Backend) -> APIRouter:
         ),
         responses=answers(DriftDescription, problems=OF_A_MODEL),
     )(get_drift)
-    return router
+    return Added([router])
 
 
 def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
