@@ -6,7 +6,11 @@ from contextlib import AbstractAsyncContextManager
 
 from service.features.administration.routes import AdministrationRoutes
 from service.features.open_inference.inference import Inference
-from service.features.open_inference.routes import Repository, make_open_inference_router
+from service.features.open_inference.routes import (
+    OpenInferenceRoutes,
+    Repository,
+    make_open_inference_router,
+)
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.open_inference.statistics import AnswerCounts
 from service.http.adapter import Added, AppParts
@@ -37,11 +41,6 @@ def v2(parts: AppParts) -> Added:
         )
         return serving_grpc(calls, settings, parts.counts.processes)
 
-    router = make_open_inference_router(
-        inference=inference,
-        reception=parts.reception,
-        manager=manager,
-        repository=repository,
-        statistics=statistics,
-    )
+    routes = OpenInferenceRoutes(inference, parts.reception, manager, statistics)
+    router = make_open_inference_router(routes, repository)
     return Added([router], running=grpc if settings.grpc_port else None)
