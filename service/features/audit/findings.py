@@ -15,6 +15,7 @@ from PIL import Image
 from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED, listed
 from service.core.bootstrap import interval
+from service.core.choices import FindingKind
 from service.features.audit.plan import LEAST_PHOTOS, name_of
 from service.features.audit.schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
@@ -230,45 +231,25 @@ def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] |
 
 
 def _methods(audit: Audit) -> list[Finding]:
-    findings = []
     photo = [name_of(arm) for arm in audit.arms if arm.shows_the_model is False]
-    if photo:
-        findings.append(
-            Finding(
-                kind="shows the photo, not the model",
-                sentence=(
-                    f"{listed(photo)} show{_s(photo)} the photo, not the model: the map hardly "
-                    "changes when the model's weights are random."
-                ),
-                arms=photo,
-            )
-        )
     blind = [
         name_of(arm)
         for arm in audit.arms
         if arm.class_blind and arm.photos and arm.shows_the_model is not False
     ]
-    if blind:
-        findings.append(
-            Finding(
-                kind="hardly depends on the class",
-                sentence=(
-                    f"{listed(blind)} hardly depend{_s(blind)} on the class: the maps of two "
-                    "classes of one image are nearly the same."
-                ),
-                arms=blind,
-            )
-        )
     empty = [name_of(arm) for arm in audit.arms if not arm.photos]
-    if empty:
-        findings.append(
-            Finding(
-                kind="no map",
-                sentence=f"{listed(empty)} had no map of any photo.",
-                arms=empty,
-            )
-        )
-    return findings
+    still = "the photo, not the model: the map hardly changes when the model's weights are random"
+    alike = "on the class: the maps of two classes of one image are nearly the same"
+    found: list[tuple[FindingKind, list[str], str]] = [
+        ("shows the photo, not the model", photo, f"show{_s(photo)} {still}"),
+        ("hardly depends on the class", blind, f"hardly depend{_s(blind)} {alike}"),
+        ("no map", empty, "had no map of any photo"),
+    ]
+    return [
+        Finding(kind=kind, sentence=f"{listed(names)} {what}.", arms=names)
+        for kind, names, what in found
+        if names
+    ]
 
 
 def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
