@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter
 
-from cam.drift.shift import Shift, TooFew
+from cam.drift.shift import Comparison, Shift, TooFew
 from service.features.drift.schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.features.drift.work import CompareDrift, Drift
 from service.http.about import OF_A_MODEL
@@ -47,26 +47,20 @@ def drift(parts: AppParts) -> Added:
 
 def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
     """Return the JSON schema object of a drift."""
-    comparison = drift.comparison
+    found = drift.comparison or Comparison((), (), None)
 
-    def told(found: Shift | TooFew) -> dict[str, Any]:
-        label = None if found.index is None else labels.name(found.index)
-        return {**vars(found), "label": label, "sentence": found.sentence(label)}
+    def told(one: Shift | TooFew) -> dict[str, Any]:
+        label = None if one.index is None else labels.name(one.index)
+        return {**vars(one), "label": label, "sentence": one.sentence(label)}
 
-    ordered = (
-        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
-        if comparison
-        else []
-    )
+    ordered = sorted(found.shifts, key=lambda one: (not one.moved, not one.unsure))
     return DriftDescription(
         **vars(drift.origin),
         **vars(drift),
         window=drift.size,
-        moved=None if comparison is None else comparison.has_moved,
-        missing=NO_REFERENCE if comparison is None else comparison.missing,
-        unknown=None if comparison is None else comparison.unknown,
+        moved=found.has_moved,
+        missing=found.missing if drift.comparison else NO_REFERENCE,
+        unknown=found.unknown,
         shifts=[ShiftDescription(**told(one)) for one in ordered],
-        too_few=[TooFewDescription(**told(few)) for few in comparison.too_few]
-        if comparison
-        else [],
+        too_few=[TooFewDescription(**told(one)) for one in found.too_few],
     )
