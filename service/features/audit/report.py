@@ -20,7 +20,7 @@ from service.features.audit.plan import name_of
 from service.features.audit.schemas import ArmSummary, Audit, PhotoRecord
 from service.features.audit.summary import SHOWS_THE_PHOTO
 from service.features.report.clusters import spaced
-from service.features.report.page import data_uri, draw_bar, draw_map, page_template, write_page
+from service.features.report.page import data_uri, draw_bar, draw_map, page_template
 
 SHOWN: Final = 24
 """Number of photos whose maps the report shows."""
@@ -33,15 +33,6 @@ class ShownPhoto:
     record: PhotoRecord
     picture: str
     """The photo with the map over it, as a data URI."""
-
-
-def write_audit(audit: Audit, records: Sequence[PhotoRecord], file: Path) -> None:
-    """Write the report of an audit as one HTML file, which appears only when it is complete.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
-    write_page(audit_page(audit, records), file)
 
 
 def audit_page(audit: Audit, records: Sequence[PhotoRecord]) -> Iterator[str]:

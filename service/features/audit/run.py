@@ -26,7 +26,7 @@ from service.core.files import written_whole
 from service.features.audit.grids import Neighbours
 from service.features.audit.measurement import AuditMeasurement
 from service.features.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
-from service.features.audit.report import write_audit
+from service.features.audit.report import audit_page
 from service.features.audit.schemas import Audit, PhotoRecord
 from service.features.audit.summary import summarise
 from service.features.batch.configuration import RunConfiguration
@@ -35,6 +35,7 @@ from service.features.batch.progress import Tally, say, shown
 from service.features.batch.run import INTERRUPTED, Run, cancel_at_sigterm
 from service.features.batch.work import check, made_with, raise_last
 from service.features.jobs.records import storable
+from service.features.report.page import write_page
 from service.local.output import writing
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
@@ -141,7 +142,7 @@ async def _audit(run: Run, most: int, within: float | None) -> Audit:
             )
     write_summary(summary, configuration.output)
     with writing(configuration.output):
-        write_audit(summary, records, configuration.output / REPORT)
+        write_page(audit_page(summary, records), configuration.output / REPORT)
     return summary
 
 
