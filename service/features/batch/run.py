@@ -106,7 +106,7 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
     configuration, console = run.configuration, run.console
     if report:
         _check_place(report, configuration.output)
-    tally = run.finish(partial(explain or _explain_here, run))
+    tally = run.finish(lambda: explain(run) if explain else asyncio.run(_explain(run)))
     if tally is None:
         return INTERRUPTED
     manifest = Parts(configuration.output).manifest
@@ -152,10 +152,6 @@ def cancel_at_sigterm() -> None:
     assert task is not None
     with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-
-
-def _explain_here(run: Run) -> Tally:
-    return asyncio.run(_explain(run))
 
 
 async def _explain(run: Run) -> Tally:

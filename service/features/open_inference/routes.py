@@ -218,7 +218,7 @@ class Repository:
             Problem: if it is unknown, not allowed or cannot be loaded.
         """
         if config is None:
-            if model in self._manager.names and not self._is_missing(model):
+            if model in self._manager.names and self._state(model)["state"] != "UNAVAILABLE":
                 return  # it is loaded
             if model not in self._entries:
                 known = ", ".join(self._entries) or "none"
@@ -236,9 +236,6 @@ class Repository:
     async def unload(self, model: str) -> Response:
         await self._administration.remove_model(model)
         return Response(status_code=200)
-
-    def _is_missing(self, model: str) -> bool:
-        return self._state(model)["state"] == "UNAVAILABLE"
 
     def _state(self, model: str) -> dict[str, str]:
         state, reason = "READY", ""
