@@ -14,7 +14,7 @@ from PIL import Image
 
 from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED, listed
-from service.core.bootstrap import interval
+from service.core.bootstrap import outcome
 from service.core.choices import FindingKind
 from service.features.audit.plan import LEAST_PHOTOS, name_of
 from service.features.audit.schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
@@ -261,19 +261,20 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     name = name_of(best)
     findings = []
     for metric in audit.metrics:
-        sign = 1 if audit.better[metric] == "higher" else -1
-        gaps = {
-            NAMED[baseline]: interval(_gaps(records, name, baseline, metric, sign))
+        outcomes = {
+            NAMED[baseline]: outcome(
+                (
+                    (record.arms[name].scores.get(metric), others.get(metric))
+                    for record in records
+                    if name in record.arms and (others := record.baselines.get(baseline))
+                ),
+                better=audit.better[metric],
+            )
             for baseline in COMPARED
             if baseline in audit.baselines
         }
-        ends = {
-            baseline: (gap.low, gap.high)
-            for baseline, gap in gaps.items()
-            if gap and gap.low is not None and gap.high is not None
-        }
-        worse = [baseline for baseline, (_, high) in ends.items() if high < 0]
-        same = [baseline for baseline, (low, high) in ends.items() if low <= 0 <= high]
+        worse = [baseline for baseline, found in outcomes.items() if found == -1]
+        same = [baseline for baseline, found in outcomes.items() if found == 0]
         if worse:
             said = f"By {metric}, the recommended {name} is worse than {listed(worse)}."
             findings.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))
@@ -284,20 +285,6 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
             )
             findings.append(Finding(kind="no better than a baseline", sentence=said, arms=[name]))
     return findings
-
-
-def _gaps(
-    records: Sequence[PhotoRecord], name: str, baseline: str, metric: str, sign: int
-) -> list[float]:
-    """Return by how much the method is better than the baseline on each photo."""
-    pairs = [
-        (record.arms[name].scores.get(metric), record.baselines.get(baseline, {}).get(metric))
-        for record in records
-        if name in record.arms
-    ]
-    return [
-        sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
-    ]
 
 
 def _s(names: Sequence[str]) -> str:
