@@ -87,8 +87,7 @@ class AdministrationRoutes:
     """
 
     def __init__(self, parts: AppParts) -> None:
-        settings = parts.settings
-        assert isinstance(settings, AdministrationSettings)
+        settings = parts.settings_of(AdministrationSettings)
         self._manager = parts.manager
         self._admission = parts.admission
         # A configured model that was removed may be added again.

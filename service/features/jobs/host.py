@@ -96,8 +96,7 @@ class Jobs:
     """
 
     def __init__(self, parts: AppParts, kinds: Sequence[KindOfJob]) -> None:
-        assert isinstance(parts.settings, JobSettings)
-        self._parts, self.settings = parts, parts.settings
+        self._parts, self.settings = parts, parts.settings_of(JobSettings)
         self._kinds = {kind.name: kind for kind in (EXPLAIN, *kinds)}
         self._scope = AsyncExitStack()
         self._place: JobService | None = None

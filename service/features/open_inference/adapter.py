@@ -19,8 +19,7 @@ from service.http.guard import Guard
 
 def v2(parts: AppParts) -> Added:
     """Add the routes below `/v2`, and gRPC at a port of its own where the settings name one."""
-    manager, settings = parts.manager, parts.settings
-    assert isinstance(settings, OpenInferenceSettings)
+    manager, settings = parts.manager, parts.settings_of(OpenInferenceSettings)
     inference = Inference(parts.reception, parts.pipeline, manager)
     repository = Repository(manager, AdministrationRoutes(parts), parts.entries)
     statistics = AnswerCounts(manager, parts.metrics)
