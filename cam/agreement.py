@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cam.drawing.placement import Float, shrink
 
+Double = NDArray[np.float64]
 LEAST = 0.98
 """Least Pearson correlation at which two maps count as the same."""
 EXACT = 1e-4
@@ -56,16 +57,22 @@ def spearman(first: Float, second: Float) -> float | None:
     """
     height = min(first.shape[0], second.shape[0])
     width = min(first.shape[1], second.shape[1])
-    one, other = (_ranks(shrink(values, height, width)) for values in (first, second))
+    return pearson(*(_ranks(shrink(values, height, width)) for values in (first, second)))
+
+
+def pearson(first: Float | Double, second: Float | Double) -> float | None:
+    """Return Pearson's correlation, −1 … 1, of two arrays of one shape; None if one is constant."""
+    if float(np.ptp(first)) == 0 or float(np.ptp(second)) == 0:
+        return None
+    one, other = (values.astype(np.float64).ravel() for values in (first, second))
     one, other = one - one.mean(), other - other.mean()
-    length = float(np.sqrt((one @ one) * (other @ other)))
-    return float(one @ other) / length if length else None
+    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
 
 
-def _ranks(values: Float) -> NDArray[np.float64]:
+def _ranks(values: Float) -> Double:
     """Return the rank of each value among all, from 1; equal values have the mean of their
     ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[which.ravel()]
+    ranks: Double = (last - (counts - 1) / 2)[which.ravel()]
     return ranks

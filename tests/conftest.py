@@ -12,6 +12,8 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from tests.tree import types_of_all
+
 # Two worker processes' worth of threads on a small machine only fight each other; with other counts
 # sums are added in another order, and the tests must pass with any.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
@@ -34,6 +36,13 @@ os.environ["GRADCAM_RUNTIME"] = "torch"
 setattr(  # noqa: B010 - mypy allows no assignment
     TestClient, "__init__", partialmethod(TestClient.__init__, base_url="http://localhost")
 )
+
+
+@pytest.fixture(scope="session")
+def known_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mypy's cache of all packages."""
+    return types_of_all(tmp_path_factory.mktemp("types") / "mypy")
+
 
 WHOLLY_SLOW = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.drawing.heatmap import minmax
-from cam.drawing.placement import Float, resize, shrink
+from cam.drawing.placement import Float, bounded, onto_grid
 from cam.errors import InvalidImages
 
 FINEST: Final = 14
@@ -61,7 +61,7 @@ def on_one_grid(maps: Iterable[Float]) -> Gridded:
         return Gridded(np.zeros((0, 1, 1), np.float32), np.zeros(0, np.int64), count)
     grids = Counter(map_.shape for map_ in small)
     height, width = max(grids, key=lambda grid: (grids[grid], grid))
-    scaled = np.stack([minmax(_onto(map_, height, width)) for map_ in small])
+    scaled = np.stack([minmax(onto_grid(map_, height, width)) for map_ in small])
     shown = scaled.any(axis=(1, 2))  # averaging may make a map constant, such as a chessboard
     return Gridded(scaled[shown], np.array(kept, np.int64)[shown], count)
 
@@ -74,17 +74,4 @@ def reduced(values: Float) -> Float:
     Args:
         values: float32 (h, w), at least one position.
     """
-    return _onto(np.maximum(values, 0), *_bounded(*values.shape))
-
-
-def _bounded(height: int, width: int) -> tuple[int, int]:
-    longest = max(height, width)
-    if longest <= FINEST:
-        return height, width
-    return max(round(height * FINEST / longest), 1), max(round(width * FINEST / longest), 1)
-
-
-def _onto(values: Float, height: int, width: int) -> Float:
-    if values.shape[0] >= height and values.shape[1] >= width:
-        return shrink(values, height, width)
-    return resize(values, height, width)
+    return onto_grid(np.maximum(values, 0), *bounded(*values.shape, longest=FINEST))

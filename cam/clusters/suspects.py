@@ -263,10 +263,6 @@ class Evidence:
         return self.appearance is not None and self.appearance.copies
 
     @property
-    def at_border(self) -> bool:
-        return self.border >= AT_BORDER
-
-    @property
     def suspect(self) -> bool:
         if not self.worth_a_look:
             return False
@@ -311,7 +307,7 @@ class Evidence:
             "whole photo": self.covered,
             "same pattern": self.same_pattern,
             "own place": self.foreign <= OWN,
-            "border": self.at_border,
+            "border": self.border >= AT_BORDER,
             "one colour": seen is not None and not seen.copies and seen.colour <= ONE_COLOUR,
             "isolated": self.conductance <= ISOLATED,
         }

@@ -98,6 +98,20 @@ def shrink(values: Float, height: int, width: int) -> Float:
     return smaller.astype(np.float32, copy=False)
 
 
+def onto_grid(values: Float, height: int, width: int) -> Float:
+    """Bring a map to a grid, float32 (height, width): by averaging areas if the grid is nowhere
+    finer than the map, bilinearly otherwise."""
+    coarser = values.shape[0] >= height and values.shape[1] >= width
+    return (shrink if coarser else resize)(values, height, width)
+
+
+def bounded(height: int, width: int, *, longest: int) -> tuple[int, int]:
+    """Return the height and width of a grid, reduced if its longer side exceeds `longest`."""
+    side = max(height, width)
+    wanted = min(side, longest)
+    return max(round(height * wanted / side), 1), max(round(width * wanted / side), 1)
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where a layer's positions lie on the model's input, if the model resizes, crops, pads,

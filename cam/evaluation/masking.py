@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cam.agreement import pearson
 from cam.drawing.placement import resize
 from cam.errors import CamError, MethodUnsuited
 from cam.evaluation.metrics import ARCC_PERCENTAGES, harmonic
 from cam.evaluation.road import road
 from cam.evaluation.scorer import Forwards, Judged, Scorer
-from cam.explanation import Map
 
 Parts = tuple[float | None, dict[str, float | None]]
 
@@ -36,9 +36,7 @@ def confidence_increase(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
 def coherency(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
     """Return (1 + r) / 2, 0 … 1, with Pearson's correlation r of the map and the masked image's
     map. As in the authors' code it is 0 if one of the maps is constant."""
-    key = ("coherency", id(judged))
-    value = yield from scorer.remembered(key, lambda: _coherency(scorer, judged))
-    return value, {}
+    return (yield from _coherency(scorer, judged)), {}
 
 
 def complexity(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
@@ -49,8 +47,7 @@ def complexity(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
 
 def adcc(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
     """Return the harmonic mean of coherency, 1 − complexity and 1 − confidence drop, 0 … 1."""
-    key = ("coherency", id(judged))
-    alike = yield from scorer.remembered(key, lambda: _coherency(scorer, judged))
+    alike = yield from _coherency(scorer, judged)
     seen = yield from _masked(scorer, judged)
     covered, lost = _mean(judged), _drop(scorer.whole, seen)
     parts: dict[str, float | None] = {
@@ -68,8 +65,7 @@ def arcc(scorer: Scorer, judged: Judged) -> Forwards[Parts]:
     The formula and the percentages are those of `ARCC` in pytorch-grad-cam 1.5.7, with which the
     authors' own example is made. It adds 1e-8 to each part; here the mean is 0 where a part is.
     """
-    key = ("coherency", id(judged))
-    alike = yield from scorer.remembered(key, lambda: _coherency(scorer, judged))
+    alike = yield from _coherency(scorer, judged)
     removed, _ = yield from road(scorer, judged, ARCC_PERCENTAGES)
     covered = _mean(judged)
     parts: dict[str, float | None] = {"coherency": alike, "complexity": covered, "road": removed}
@@ -99,19 +95,13 @@ def _masked(scorer: Scorer, judged: Judged) -> Forwards[float]:
 
 
 def _coherency(scorer: Scorer, judged: Judged) -> Forwards[float]:
-    if judged.again is None:
-        raise MethodUnsuited("the map of another image cannot be made")
-    (other,) = yield from judged.again(_masked_image(scorer, judged), [scorer.target])
-    if isinstance(other, CamError):
-        raise other
-    correlation = pearson(judged.values, resize(other, *scorer.size))
-    return 0.0 if correlation is None else (1 + correlation) / 2
+    def work() -> Forwards[float]:
+        if judged.again is None:
+            raise MethodUnsuited("the map of another image cannot be made")
+        (other,) = yield from judged.again(_masked_image(scorer, judged), [scorer.target])
+        if isinstance(other, CamError):
+            raise other
+        correlation = pearson(judged.values, resize(other, *scorer.size))
+        return 0.0 if correlation is None else (1 + correlation) / 2
 
-
-def pearson(first: Map, second: Map) -> float | None:
-    """Return Pearson's correlation of two maps of one size; None if one is constant."""
-    if float(np.ptp(first)) == 0 or float(np.ptp(second)) == 0:
-        return None
-    one, other = (map_.astype(np.float64).ravel() - map_.mean() for map_ in (first, second))
-    one, other = one - one.mean(), other - other.mean()
-    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
+    return (yield from scorer.remembered(("coherency", id(judged)), work))

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from cam.agreement import spearman
+from cam.agreement import pearson, spearman
 from cam.drawing.heatmap import minmax
 from cam.drawing.placement import Float, resize
 
@@ -52,7 +52,7 @@ def similarity(first: Float, second: Float) -> Similarity:
         spearman(first, second),
         spearman(np.abs(first), np.abs(second)),
         None if flat else ssim(one, other),
-        None if flat else _pearson(hog(one), hog(other)),
+        None if flat else pearson(hog(one), hog(other)),
     )
 
 
@@ -114,9 +114,3 @@ def _window(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _enlarged(values: Float) -> Float:
     """Return the heat above 0, scaled to 0 … 1, with `SIDE` × `SIDE` pixels."""
     return resize(minmax(values.clip(min=0)), SIDE, SIDE)
-
-
-def _pearson(first: NDArray[np.float64], second: NDArray[np.float64]) -> float | None:
-    one, other = first - first.mean(), second - second.mean()
-    length = float(np.sqrt((one @ one) * (other @ other)))
-    return float(one @ other) / length if length else None

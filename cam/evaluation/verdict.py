@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -64,7 +64,7 @@ def in_words(told: Mapping[str, int]) -> str | None:
         told: name of a baseline → 1 if the map is better than it, −1 if it is worse, 0 if neither.
     """
     said = [
-        f"{words} {_listed(names, last)}"
+        f"{words} {listed(names, last)}"
         for sign, words, last in (
             (1, "better than", "and"),
             (0, "no better than", "or"),
@@ -119,17 +119,11 @@ def _rank(ahead: NDArray[np.float64]) -> float:
         return 0.5
     if spread <= ROUNDING:
         return 1.0 if ahead.mean() > 0 else 0.0
-    return _student(float(ahead.mean()) / (spread * math.sqrt(1 + 1 / count)), count - 1)
+    from scipy.special import stdtr  # takes a while, and few scores need it
+
+    return float(stdtr(count - 1, ahead.mean() / (spread * math.sqrt(1 + 1 / count))))
 
 
-def _student(t: float, freedom: int) -> float:
-    """Return the distribution function of Student's t, by the area under its density."""
-    x = np.linspace(0, abs(t), 2001)
-    density = (1 + x**2 / freedom) ** (-(freedom + 1) / 2)
-    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
-    area = float(np.trapezoid(density, x)) * scale
-    return 0.5 + math.copysign(min(area, 0.5), t)
-
-
-def _listed(names: list[str], last: str) -> str:
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Return names as a list in a sentence."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

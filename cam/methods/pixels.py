@@ -15,7 +15,7 @@ from cam.hooks.inference import evaluating
 from cam.methods.background import background_of, draws
 from cam.methods.gradient_weights import gradcam, weighted_sum
 from cam.methods.guidance import GuidedRectifiers
-from cam.methods.progress import Completeness, Progress
+from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
@@ -71,11 +71,7 @@ def integratedgradients(subject: Subject) -> Steps:
         yield Progress(done, subject.budget)
     attributions = image.float() * total / subject.budget  # (targets, C, H, W)
     end, start = subject.scores(torch.cat([image, torch.zeros_like(image)]))
-    complete = tuple(
-        Completeness(float(attributed), float(wanted))
-        for attributed, wanted in zip(attributions.sum((1, 2, 3)), end - start, strict=True)
-    )
-    return Attribution(attributions.sum(1), complete)
+    return Attribution.of_colours(attributions, end - start)
 
 
 def expectedgradients(subject: Subject) -> Steps:
@@ -106,11 +102,7 @@ def expectedgradients(subject: Subject) -> Steps:
     drawn = background[turns[: len(background)].to(image.device)]  # each once
     end, *starts = subject.scores(torch.cat([image, drawn]))
     wanted = end - torch.stack([starts[draw % len(drawn)] for draw in range(count)]).mean(0)
-    complete = tuple(
-        Completeness(float(attributed), float(difference))
-        for attributed, difference in zip(attributions.sum((1, 2, 3)), wanted, strict=True)
-    )
-    return Attribution(attributions.sum(1), complete)
+    return Attribution.of_colours(attributions, wanted)
 
 
 def guidedbackprop(subject: Subject) -> Steps:

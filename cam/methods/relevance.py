@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from cam.errors import MethodUnsuited, to_install
 from cam.hooks.inference import evaluating
-from cam.methods.progress import Completeness, Progress
+from cam.methods.progress import Progress
 from cam.methods.relevance_rules import PLAIN, require_rules
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
@@ -72,11 +72,7 @@ def lrp(subject: Subject) -> Steps:
     sums = gradients.sum((1, 2, 3))  # of a score of 1, or of −1 for what speaks against a class
     _require_conserved(sums)
     relevance = gradients * (scores * sums.sign()).reshape(-1, 1, 1, 1)
-    complete = tuple(
-        Completeness(float(attributed), float(score))
-        for attributed, score in zip(relevance.sum((1, 2, 3)), scores, strict=True)
-    )
-    return Attribution(relevance.sum(1), complete)
+    return Attribution.of_colours(relevance, scores)
 
 
 def lrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -39,6 +39,19 @@ class Attribution:
     passes: Passes | None = None
     grid: Grid | None = None
     """Grid of the maps; None for the layer's own, or for maps of the image's size."""
+
+    @staticmethod
+    def of_colours(attributions: Tensor, wanted: Iterable[Tensor]) -> Attribution:
+        """Return the maps of attributions of colours, (targets, C, H, W).
+
+        Args:
+            wanted: the sum that each target's attributions should have.
+        """
+        complete = tuple(
+            Completeness(float(attributed), float(value))
+            for attributed, value in zip(attributions.sum((1, 2, 3)), wanted, strict=True)
+        )
+        return Attribution(attributions.sum(1), complete)
 
 
 Steps = Generator[Progress, None, Attribution]

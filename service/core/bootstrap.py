@@ -8,13 +8,14 @@ of a proportion. Hsu, "Multiple Comparisons", 1996: which of many means may be t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.core.choices import Better
 from service.core.schemas import Interval
 
 SAMPLES: Final = 2000
@@ -60,6 +61,23 @@ def interval(
             margin = Z**2 / (known.size + Z**2)
             low, high = (0, margin) if known[0] == 0 else (1 - margin, 1)
     return Interval(mean=mean, low=low, high=high, photos=known.size)
+
+
+def outcome(
+    pairs: Iterable[tuple[float | None, float | None]], *, better: Better
+) -> Literal[-1, 0, 1] | None:
+    """Return 1 if the first value of pairs is better than the second beyond chance, −1 if it is
+    worse, and 0 if neither, by the interval of their mean difference. Return None if there is no
+    interval.
+
+    Args:
+        pairs: two values of each photo; a pair that lacks one does not count.
+    """
+    gaps = [mine - other for mine, other in pairs if mine is not None and other is not None]
+    gap = interval(gaps if better == "higher" else [-each for each in gaps])
+    if gap is None or gap.low is None or gap.high is None:
+        return None
+    return 1 if gap.low > 0 else -1 if gap.high < 0 else 0
 
 
 def least_difference(values: NDArray[np.float64], seed: int = 0) -> float:

@@ -50,6 +50,18 @@ def _opened() -> bool:
 
 
 @contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Let a logger tell nothing but errors while the block is open."""
+    logger = logging.getLogger(name)
+    former = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(former)
+
+
+@contextmanager
 def logging_set_up(settings: CoreSettings) -> Iterator[None]:
     """Make every logger of the process, uvicorn's included, write to standard error in one form
     while the block is open."""

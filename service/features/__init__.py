@@ -71,9 +71,9 @@ def operations() -> tuple[Operation[Any, Any], ...]:
 
 def adapters() -> tuple[Adapter, ...]:
     """Return what is added to the app. Where two of them know a path, the later one has it."""
-    from service.features.administration.adapter import administration
+    from service.features.administration.routes import administration
     from service.features.audit.kind import audits
-    from service.features.drift.adapter import drift
+    from service.features.drift.routes import drift
     from service.features.forwarded.adapter import forwarded
     from service.features.jobs.adapter import jobs
     from service.features.open_inference.adapter import v2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.datastructures import Headers
@@ -27,6 +27,7 @@ from service.limits.counters import ServiceCounts
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import Pipeline
 
+Settings = TypeVar("Settings", bound=CoreSettings)
 Middleware = tuple[Callable[..., ASGIApp], Mapping[str, Any]]
 
 
@@ -46,6 +47,11 @@ class AppParts:
     admission: Admission
     is_first: bool
     """Whether this process does what one process of a service does for all."""
+
+    def settings_of(self, kind: type[Settings]) -> Settings:
+        """Return the settings as those of a feature: they are those of all features."""
+        assert isinstance(self.settings, kind)
+        return self.settings
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 
@@ -45,13 +47,20 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be used: {error.strerror}") from None
 
 
+@contextmanager
+def writing(place: object) -> Iterator[None]:
+    """Raise an OSError of the block as a ConfigError: the place cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be written: {error.strerror}") from None
+
+
 def write_file(file: Path, picture: bytes) -> None:
     """Write a picture to a file.
 
     Raises:
         ConfigError: if the file cannot be written.
     """
-    try:
+    with writing(file):
         file.write_bytes(picture)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}") from None

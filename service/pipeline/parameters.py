@@ -3,7 +3,7 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -408,17 +408,18 @@ class ExplainInstance(PredictInstance):
     layer: LayerParameter | None = None
 
 
+Sent = TypeVar("Sent", bound=PredictInstance)
+Instances = Annotated[list[Sent], FailFast(), Field(min_length=1, max_length=MAX_INSTANCES)]
+"""The instances of a request."""
+
+
 class PredictRequest(StrictModel):
-    instances: Annotated[list[PredictInstance], FailFast()] = Field(
-        min_length=1, max_length=MAX_INSTANCES
-    )
+    instances: Instances[PredictInstance]
     parameters: PredictParameters = Field(default_factory=PredictParameters)
 
 
 class ExplainRequest(StrictModel):
-    instances: Annotated[list[ExplainInstance], FailFast()] = Field(
-        min_length=1, max_length=MAX_INSTANCES
-    )
+    instances: Instances[ExplainInstance]
     parameters: Parameters = Field(default_factory=Parameters)
 
 

@@ -140,9 +140,7 @@ class AsyncClient:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        name = await self._named(model)
-        call = await _about_photo("predict", name, photo, parameters, calls.JSON)
-        return answers.prediction(await self._line.send(call))
+        return answers.prediction(await self._about("predict", photo, model, parameters))
 
     async def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -163,9 +161,7 @@ class AsyncClient:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        name = await self._named(model)
-        call = await _about_photo("explain", name, photo, asked, calls.JSON)
-        return answers.explanations(await self._line.send(call), asked)
+        return answers.explanations(await self._about("explain", photo, model, asked), asked)
 
     async def evaluate(
         self,
@@ -189,9 +185,7 @@ class AsyncClient:
         asked: Mapping[str, Any] = dict(parameters)
         if judged is not None:
             asked = {**asked, "map": calls.sent_map(judged)}
-        name = await self._named(model)
-        call = await _about_photo("evaluate", name, photo, asked, calls.JSON)
-        return answers.evaluations(await self._line.send(call))
+        return answers.evaluations(await self._about("evaluate", photo, model, asked))
 
     async def answer(
         self,
@@ -209,10 +203,8 @@ class AsyncClient:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        name = await self._named(model)
         asked: Mapping[str, Any] = {"question": question, **parameters}
-        call = await _about_photo("answer", name, photo, asked, calls.JSON)
-        return answers.answer(await self._line.send(call))
+        return answers.answer(await self._about("answer", photo, model, asked))
 
     async def overlay(
         self,
@@ -227,9 +219,7 @@ class AsyncClient:
         Raises:
             As `explain`.
         """
-        name = await self._named(model)
-        call = await _about_photo("explain", name, photo, parameters, media_type)
-        answer = await self._line.send(call)
+        answer = await self._about("explain", photo, model, parameters, media_type)
         return answer.require_picture()
 
     def explain_many(
@@ -276,8 +266,8 @@ class AsyncClient:
 
         async def work(photo: P) -> list[Explanation] | Failure:
             try:
-                call = await _about_photo("explain", name, photo, parameters, calls.JSON)
-                return answers.explanations(await self._line.send(call), parameters)
+                answer = await self._about("explain", photo, name, parameters)
+                return answers.explanations(answer, parameters)
             except (ClientError, OSError) as error:
                 return error
 
@@ -355,6 +345,19 @@ class AsyncClient:
                 return
             call = job_calls.listed_next(page_.next)
 
+    async def _about(
+        self,
+        verb: str,
+        photo: Photo,
+        model: str | None,
+        parameters: Mapping[str, Any],
+        accept: str = calls.JSON,
+    ) -> answers.Response:
+        name = await self._named(model)
+        # Reading photos and encoding pictures block.
+        call = await call_blocking(calls.about_photo, verb, name, photo, parameters, accept)
+        return await self._line.send(call)
+
     def _job(self, answer: answers.Response) -> AsyncJob:
         return AsyncJob(self._line, answers.parsed(JobDocument, answer.body))
 
@@ -365,10 +368,3 @@ class AsyncClient:
 
     def __repr__(self) -> str:
         return f"<AsyncClient of {self._http.base_url}>"
-
-
-async def _about_photo(
-    verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
-) -> calls.Request:
-    # Reading photos and encoding pictures block.
-    return await call_blocking(calls.about_photo, verb, model, photo, parameters, accept)

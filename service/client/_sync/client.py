@@ -142,9 +142,7 @@ class Client:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        name = self._named(model)
-        call = _about_photo("predict", name, photo, parameters, calls.JSON)
-        return answers.prediction(self._line.send(call))
+        return answers.prediction(self._about("predict", photo, model, parameters))
 
     def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -165,9 +163,7 @@ class Client:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        name = self._named(model)
-        call = _about_photo("explain", name, photo, asked, calls.JSON)
-        return answers.explanations(self._line.send(call), asked)
+        return answers.explanations(self._about("explain", photo, model, asked), asked)
 
     def evaluate(
         self,
@@ -191,9 +187,7 @@ class Client:
         asked: Mapping[str, Any] = dict(parameters)
         if judged is not None:
             asked = {**asked, "map": calls.sent_map(judged)}
-        name = self._named(model)
-        call = _about_photo("evaluate", name, photo, asked, calls.JSON)
-        return answers.evaluations(self._line.send(call))
+        return answers.evaluations(self._about("evaluate", photo, model, asked))
 
     def answer(
         self,
@@ -211,10 +205,8 @@ class Client:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        name = self._named(model)
         asked: Mapping[str, Any] = {"question": question, **parameters}
-        call = _about_photo("answer", name, photo, asked, calls.JSON)
-        return answers.answer(self._line.send(call))
+        return answers.answer(self._about("answer", photo, model, asked))
 
     def overlay(
         self,
@@ -229,9 +221,7 @@ class Client:
         Raises:
             As `explain`.
         """
-        name = self._named(model)
-        call = _about_photo("explain", name, photo, parameters, media_type)
-        answer = self._line.send(call)
+        answer = self._about("explain", photo, model, parameters, media_type)
         return answer.require_picture()
 
     def explain_many(
@@ -282,8 +272,8 @@ class Client:
 
         def work(photo: P) -> list[Explanation] | Failure:
             try:
-                call = _about_photo("explain", name, photo, parameters, calls.JSON)
-                return answers.explanations(self._line.send(call), parameters)
+                answer = self._about("explain", photo, name, parameters)
+                return answers.explanations(answer, parameters)
             except (ClientError, OSError) as error:
                 return error
 
@@ -359,6 +349,19 @@ class Client:
                 return
             call = job_calls.listed_next(page_.next)
 
+    def _about(
+        self,
+        verb: str,
+        photo: Photo,
+        model: str | None,
+        parameters: Mapping[str, Any],
+        accept: str = calls.JSON,
+    ) -> answers.Response:
+        name = self._named(model)
+        # Reading photos and encoding pictures block.
+        call = call_blocking(calls.about_photo, verb, name, photo, parameters, accept)
+        return self._line.send(call)
+
     def _job(self, answer: answers.Response) -> Job:
         return Job(self._line, answers.parsed(JobDocument, answer.body))
 
@@ -369,10 +372,3 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {self._http.base_url}>"
-
-
-def _about_photo(
-    verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
-) -> calls.Request:
-    # Reading photos and encoding pictures block.
-    return call_blocking(calls.about_photo, verb, model, photo, parameters, accept)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import FailFast, Field, field_validator
+from pydantic import Field, field_validator
 
 from cam.drawing.overlay import USUAL_GALLERY
 from service.core.choices import ChannelRanking
 from service.pipeline.parameters import (
-    MAX_INSTANCES,
     Colormap,
+    Instances,
     LayerParameter,
     PredictInstance,
     PredictParameters,
@@ -63,7 +61,5 @@ class ActivationParameters(PredictParameters):
 
 
 class ActivationRequest(StrictModel):
-    instances: Annotated[list[PredictInstance], FailFast()] = Field(
-        min_length=1, max_length=MAX_INSTANCES
-    )
+    instances: Instances[PredictInstance]
     parameters: ActivationParameters = Field(default_factory=ActivationParameters)

@@ -45,7 +45,10 @@ def describe_activations(
             output=_signal(seen.output),
             gradient=None if seen.gradient is None else _signal(seen.gradient),
             channels=seen.strongest(parameters.top_k, parameters.by),
-            concepts=[_concept(concept, labels) for concept in concepts[seen.layer]]
+            concepts=[
+                schemas.ConceptDescription(share=concept.share, classes=_best(concept, labels))
+                for concept in concepts[seen.layer]
+            ]
             if seen.layer in concepts
             else None,
         )
@@ -118,10 +121,6 @@ def pack_arrays(observations: list[Observation]) -> bytes:
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()
-
-
-def _concept(concept: Concept, labels: Labels) -> schemas.ConceptDescription:
-    return schemas.ConceptDescription(share=concept.share, classes=_best(concept, labels))
 
 
 def _best(concept: Concept, labels: Labels) -> list[ScoredClass] | None:

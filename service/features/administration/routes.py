@@ -30,7 +30,7 @@ from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
 from service.features.administration.settings import AdministrationSettings
 from service.http.access import needs
-from service.http.adapter import AppParts
+from service.http.adapter import Added, AppParts
 from service.http.contract import answers, takes
 from service.models.catalog import ModelEntry, NewModel
 from service.models.sources import told_of
@@ -44,8 +44,9 @@ WORDS = {
 """Key that has a pattern → a description of what the pattern allows."""
 
 
-def make_administration_router(routes: AdministrationRoutes) -> APIRouter:
-    router = APIRouter(tags=["models"])
+def administration(parts: AppParts) -> Added:
+    """Add the routes that add and remove models."""
+    router, routes = APIRouter(tags=["models"]), AdministrationRoutes(parts)
     router.post(
         "/v1/models",
         summary="Load one more model",
@@ -75,7 +76,7 @@ def make_administration_router(routes: AdministrationRoutes) -> APIRouter:
         response_description="It is gone.",
         responses=answers(status=204, problems=[401, 403, 404, 409, 429]),
     )(routes.remove_model)
-    return router
+    return Added([router])
 
 
 class AdministrationRoutes:
@@ -86,8 +87,7 @@ class AdministrationRoutes:
     """
 
     def __init__(self, parts: AppParts) -> None:
-        settings = parts.settings
-        assert isinstance(settings, AdministrationSettings)
+        settings = parts.settings_of(AdministrationSettings)
         self._manager = parts.manager
         self._admission = parts.admission
         # A configured model that was removed may be added again.

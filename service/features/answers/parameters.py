@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import FailFast, Field, field_validator
+from pydantic import Field, field_validator
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
 from cam.drawing.overlay import USUAL
 from service.core.choices import AnswerSize, Normalize, Output, WantedAnswerMethod
 from service.pipeline.parameters import (
-    MAX_INSTANCES,
     OPACITY,
     Colormap,
     ImageParameters,
+    Instances,
     Opacity,
     Parameters,
     PredictInstance,
@@ -138,7 +138,5 @@ class AnswerInstance(PredictInstance):
 
 
 class AnswerRequest(StrictModel):
-    instances: Annotated[list[AnswerInstance], FailFast()] = Field(
-        min_length=1, max_length=MAX_INSTANCES
-    )
+    instances: Instances[AnswerInstance]
     parameters: AnswerParameters = Field(default_factory=AnswerParameters)

@@ -14,19 +14,20 @@ from rich.table import Table
 from cam import ANSWER_METHODS, ExplainedAnswer
 from cam.agreement import spearman
 from cam.answers.answer import BLIND, PASSES, AnswerWord
+from cam.evaluation.verdict import listed
 from service.backend.timings import Timings
 from service.core.errors import ConfigError, InvalidParameter, Problem
-from service.core.files import written_whole
 from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters
 from service.features.audit.plan import LEAST_PHOTOS, Arm
-from service.features.audit.recommendation import listed, points_of, recommended, why_none
-from service.features.audit.run import SUMMARY, chosen
+from service.features.audit.recommendation import points_of, recommended, why_none
+from service.features.audit.run import chosen, write_summary
 from service.features.audit.schemas import ArmRecord, Audit, Finding, PhotoFailure, PhotoRecord
 from service.features.audit.summary import summarised
 from service.features.batch.inputs import open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.run import INTERRUPTED, Run, cancel_at_sigterm
+from service.features.report.clusters import spaced
 from service.local.session import LocalSession, local_session
 from service.models.info import ModelInfo
 from service.pipeline.instances import Instance
@@ -119,11 +120,7 @@ async def _audit(run: Run, asked: list[AnswerParameters], most: int) -> Audit:
                     tally.done += 1
                     show()
             summary = _summary(served, records, failed, [one.method for one in asked])
-    try:
-        with written_whole(output / SUMMARY) as temporary:
-            temporary.write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from None
+    write_summary(summary, output)
     return summary
 
 
@@ -145,8 +142,7 @@ async def _measured(
     words = [word for word in seen.values() if any(map(str.isalnum, word.text))]
     if not words:
         raise InvalidParameter(f"no word of the answer {said.text[:200]!r} is said from the photo")
-    if len(words) > WORDS:
-        words = [words[index * len(words) // WORDS] for index in range(WORDS)]
+    words = spaced(words, WORDS)
     arms = {}
     for parameters in asked:
         found = []

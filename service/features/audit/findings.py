@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.clusters import own_places
-from cam.evaluation.verdict import COMPARED, NAMED
-from service.core.bootstrap import interval
-from service.features.audit.plan import LEAST_PHOTOS, Arm, name_of
-from service.features.audit.recommendation import listed
+from cam.evaluation.verdict import COMPARED, NAMED, listed
+from service.core.bootstrap import outcome
+from service.core.choices import FindingKind
+from service.features.audit.plan import LEAST_PHOTOS, name_of
 from service.features.audit.schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
 
 SAME_OUTPUT: Final = 1e-5
@@ -203,7 +203,7 @@ def _best(audit: Audit) -> ArmSummary | None:
     photo: that with the most points, or with the most maps."""
     best = audit.recommendation
     if best is not None:
-        return next(arm for arm in audit.arms if name_of(arm) == Arm(best.method, best.layer).name)
+        return next(arm for arm in audit.arms if name_of(arm) == name_of(best))
     able = [arm for arm in audit.arms if arm.mean_map and arm.shows_the_model is not False]
     return max(
         able,
@@ -231,45 +231,25 @@ def place_of(mean_map: list[list[float]]) -> tuple[float, float, float, float] |
 
 
 def _methods(audit: Audit) -> list[Finding]:
-    findings = []
     photo = [name_of(arm) for arm in audit.arms if arm.shows_the_model is False]
-    if photo:
-        findings.append(
-            Finding(
-                kind="shows the photo, not the model",
-                sentence=(
-                    f"{listed(photo)} show{_s(photo)} the photo, not the model: the map hardly "
-                    "changes when the model's weights are random."
-                ),
-                arms=photo,
-            )
-        )
     blind = [
         name_of(arm)
         for arm in audit.arms
         if arm.class_blind and arm.photos and arm.shows_the_model is not False
     ]
-    if blind:
-        findings.append(
-            Finding(
-                kind="hardly depends on the class",
-                sentence=(
-                    f"{listed(blind)} hardly depend{_s(blind)} on the class: the maps of two "
-                    "classes of one image are nearly the same."
-                ),
-                arms=blind,
-            )
-        )
     empty = [name_of(arm) for arm in audit.arms if not arm.photos]
-    if empty:
-        findings.append(
-            Finding(
-                kind="no map",
-                sentence=f"{listed(empty)} had no map of any photo.",
-                arms=empty,
-            )
-        )
-    return findings
+    still = "the photo, not the model: the map hardly changes when the model's weights are random"
+    alike = "on the class: the maps of two classes of one image are nearly the same"
+    found: list[tuple[FindingKind, list[str], str]] = [
+        ("shows the photo, not the model", photo, f"show{_s(photo)} {still}"),
+        ("hardly depends on the class", blind, f"hardly depend{_s(blind)} {alike}"),
+        ("no map", empty, "had no map of any photo"),
+    ]
+    return [
+        Finding(kind=kind, sentence=f"{listed(names)} {what}.", arms=names)
+        for kind, names, what in found
+        if names
+    ]
 
 
 def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
@@ -278,22 +258,23 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
     best = audit.recommendation
     if best is None:
         return []
-    name = Arm(best.method, best.layer).name
+    name = name_of(best)
     findings = []
     for metric in audit.metrics:
-        sign = 1 if audit.better[metric] == "higher" else -1
-        gaps = {
-            NAMED[baseline]: interval(_gaps(records, name, baseline, metric, sign))
+        outcomes = {
+            NAMED[baseline]: outcome(
+                (
+                    (record.arms[name].scores.get(metric), others.get(metric))
+                    for record in records
+                    if name in record.arms and (others := record.baselines.get(baseline))
+                ),
+                better=audit.better[metric],
+            )
             for baseline in COMPARED
             if baseline in audit.baselines
         }
-        ends = {
-            baseline: (gap.low, gap.high)
-            for baseline, gap in gaps.items()
-            if gap and gap.low is not None and gap.high is not None
-        }
-        worse = [baseline for baseline, (_, high) in ends.items() if high < 0]
-        same = [baseline for baseline, (low, high) in ends.items() if low <= 0 <= high]
+        worse = [baseline for baseline, found in outcomes.items() if found == -1]
+        same = [baseline for baseline, found in outcomes.items() if found == 0]
         if worse:
             said = f"By {metric}, the recommended {name} is worse than {listed(worse)}."
             findings.append(Finding(kind="worse than a baseline", sentence=said, arms=[name]))
@@ -304,20 +285,6 @@ def _beaten(audit: Audit, records: Sequence[PhotoRecord]) -> list[Finding]:
             )
             findings.append(Finding(kind="no better than a baseline", sentence=said, arms=[name]))
     return findings
-
-
-def _gaps(
-    records: Sequence[PhotoRecord], name: str, baseline: str, metric: str, sign: int
-) -> list[float]:
-    """Return by how much the method is better than the baseline on each photo."""
-    pairs = [
-        (record.arms[name].scores.get(metric), record.baselines.get(baseline, {}).get(metric))
-        for record in records
-        if name in record.arms
-    ]
-    return [
-        sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
-    ]
 
 
 def _s(names: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from service.features.audit.grids import SURE, Neighbours, PhotoGrid, share_insi
 from service.features.audit.plan import SIDES, STAGES, Plan, with_target
 from service.features.audit.schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
 from service.features.audit.work import Randomise
+from service.features.jobs.records import storable
 from service.models.preprocessing import ModelInput
 from service.pipeline.resolve import target_of
 from service.pipeline.targets import TargetParameter
@@ -167,7 +168,7 @@ class AuditMeasurement:
 
         return PhotoRecord(
             index=number,
-            item=stored_name(item),
+            item=storable(item),
             target=wanted,
             label=model.labels.name(wanted),
             asked=sent is not None,
@@ -442,11 +443,6 @@ def _map_record(explanation: Explanation | None, problem: str | None) -> dict[st
     if np.ptp(explanation.map) == 0:
         return {"problem": "the map is the same everywhere"}
     return {"map": _coarse(explanation.map)}
-
-
-def stored_name(name: str) -> str:
-    """Return a photo's name as JSON can store it."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _another(wanted: int, count: int, seed: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from cam.evaluation.metrics import DEFAULTS, METRICS, MetricOptions
 from cam.methods import INPUT
 from service.core.choices import Fit
 from service.core.errors import InvalidParameter, InvalidTarget
-from service.features.audit.schemas import ArmSummary
+from service.features.audit.schemas import ArmSummary, Recommendation
 from service.models.info import ModelInfo
 from service.pipeline.evaluation import require_suited
 from service.pipeline.parameters import Parameters
@@ -68,8 +68,8 @@ class Arm:
         return self.method if self.layer == INPUT else f"{self.method}@{self.layer}"
 
 
-def name_of(arm: ArmSummary) -> str:
-    """Return the name of a summary's method and layer."""
+def name_of(arm: ArmSummary | Recommendation) -> str:
+    """Return the name of the method and layer of a summary or a recommendation."""
     return Arm(arm.method, arm.layer).name
 
 

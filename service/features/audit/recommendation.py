@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.evaluation.metrics import METRICS
+from cam.evaluation.verdict import listed
 from service.core.bootstrap import FEWEST, interval, least_difference
 from service.core.schemas import Interval
 from service.features.audit.plan import LEAST_PHOTOS, SIDES, name_of, passes_of
@@ -294,8 +295,3 @@ def _lead(arm: ArmSummary, worse: list[str], others: int) -> str:
     if arm.points.low is not None and arm.points.high is not None:
         within = f" ({arm.points.low:.0%} to {arm.points.high:.0%})"
     return f"it beats {arm.points.mean:.0%} of the {others} other methods on a photo{within}"
-
-
-def listed(names: Sequence[str], last: str = "and") -> str:
-    """Return names as a list in a sentence."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"

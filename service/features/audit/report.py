@@ -16,10 +16,11 @@ from PIL import Image
 from cam.drawing.overlay import overlay
 from cam.drawing.placement import Float, resize
 from cam.evaluation.verdict import NAMED
-from service.features.audit.plan import Arm
+from service.features.audit.plan import name_of
 from service.features.audit.schemas import ArmSummary, Audit, PhotoRecord
 from service.features.audit.summary import SHOWS_THE_PHOTO
-from service.features.report.page import data_uri, draw_bar, draw_map, page_template, write_page
+from service.features.report.clusters import spaced
+from service.features.report.page import data_uri, draw_bar, draw_map, page_template
 
 SHOWN: Final = 24
 """Number of photos whose maps the report shows."""
@@ -34,34 +35,21 @@ class ShownPhoto:
     """The photo with the map over it, as a data URI."""
 
 
-def write_audit(audit: Audit, records: Sequence[PhotoRecord], file: Path) -> None:
-    """Write the report of an audit as one HTML file, which appears only when it is complete.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
-    write_page(audit_page(audit, records), file)
-
-
 def audit_page(audit: Audit, records: Sequence[PhotoRecord]) -> Iterator[str]:
     """Yield the report of an audit piece by piece."""
     ordered = sorted(records, key=lambda record: record.index)
-    chosen = ordered
-    if len(ordered) > SHOWN:
-        chosen = [ordered[n * len(ordered) // SHOWN] for n in range(SHOWN)]
-    best = audit.recommendation
-    name = Arm(best.method, best.layer).name if best else None
+    name = name_of(audit.recommendation) if audit.recommendation else None
     arms = sorted(audit.arms, key=_order)
     return page_template(Path(__file__).parent, "audit").generate(
         audit=audit,
         arms=arms,
         best=name,
-        name_of=lambda arm: Arm(arm.method, arm.layer).name,
+        name_of=name_of,
         named=NAMED,
         stages=max((len(arm.sanity) for arm in arms), default=0),
         threshold=SHOWS_THE_PHOTO,
-        portraits={Arm(arm.method, arm.layer).name: _portrait(arm) for arm in arms},
-        shown=[shown for record in chosen if (shown := _shown(record, name))],
+        portraits={name_of(arm): _portrait(arm) for arm in arms},
+        shown=[shown for record in spaced(ordered, SHOWN) if (shown := _shown(record, name))],
         records=ordered,
         bar=draw_bar(),
     )

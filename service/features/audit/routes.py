@@ -20,10 +20,9 @@ from service.features.jobs.routes import accepted, find_job, retry_after
 from service.features.jobs.schemas import JobDocument
 from service.http.access import needs
 from service.http.answers import choose
-from service.http.contract import READING_JOBS, answers
+from service.http.contract import JSON, READING_JOBS, answers
 
 HTML: Final = "text/html"
-JSON: Final = "application/json"
 AUDIT: Final = "audit"
 """The kind of these jobs."""
 SUBMIT: Final = submission(

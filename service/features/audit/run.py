@@ -24,9 +24,9 @@ from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, one_line
 from service.core.files import written_whole
 from service.features.audit.grids import Neighbours
-from service.features.audit.measurement import AuditMeasurement, stored_name
+from service.features.audit.measurement import AuditMeasurement
 from service.features.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
-from service.features.audit.report import write_audit
+from service.features.audit.report import audit_page
 from service.features.audit.schemas import Audit, PhotoRecord
 from service.features.audit.summary import summarise
 from service.features.batch.configuration import RunConfiguration
@@ -34,6 +34,9 @@ from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.run import INTERRUPTED, Run, cancel_at_sigterm
 from service.features.batch.work import check, made_with, raise_last
+from service.features.jobs.records import storable
+from service.features.report.page import write_page
+from service.local.output import writing
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance
@@ -86,6 +89,16 @@ def audit(run: Run, *, most: int = MOST, within: float | None = None) -> int:
     return 1 if report.failed else 0
 
 
+def write_summary(audit: Audit, output: Path) -> None:
+    """Write `audit.json` to the output folder.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    with writing(output), written_whole(output / SUMMARY) as temporary:
+        temporary.write_text(audit.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
 async def _audit(run: Run, most: int, within: float | None) -> Audit:
     cancel_at_sigterm()
     configuration, console = run.configuration, run.console
@@ -127,13 +140,9 @@ async def _audit(run: Run, most: int, within: float | None) -> Audit:
                 metrics=plan.metrics,
                 failed=failed,
             )
-    file = configuration.output / SUMMARY
-    try:
-        with written_whole(file) as temporary:
-            temporary.write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        write_audit(summary, records, configuration.output / REPORT)
-    except OSError as error:
-        raise ConfigError(f"{configuration.output} cannot be written: {error.strerror}") from None
+    write_summary(summary, configuration.output)
+    with writing(configuration.output):
+        write_page(audit_page(summary, records), configuration.output / REPORT)
     return summary
 
 
@@ -389,7 +398,7 @@ def read_records(file: Path, names: list[str]) -> list[PhotoRecord]:
     try:
         for line in file.read_bytes().split(b"\n")[:-1]:
             record = PhotoRecord.model_validate_json(line)
-            if record.index < len(names) and record.item == stored_name(names[record.index]):
+            if record.index < len(names) and record.item == storable(names[record.index]):
                 records[record.index] = record
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{file} cannot be read: {one_line(error)}") from None

@@ -14,8 +14,8 @@ from service.features.audit.schemas import Audit, PhotoRecord
 from service.features.audit.summary import summarise
 from service.features.jobs.host import JobService
 from service.features.jobs.records import Job, parameters_of
+from service.features.jobs.results import all_finished
 
-PAGE: Final = 100
 KEPT: Final = 8
 """Largest number of summaries, and of reports, that are kept in memory."""
 Moment = tuple[str, int]
@@ -35,6 +35,7 @@ class Audits:
 
         Raises:
             InternalError: if a record is gone from the disk.
+            UnknownJob: if the job was removed meanwhile.
         """
         moment = job.id, job.settled
         if moment not in self._summaries:
@@ -46,6 +47,7 @@ class Audits:
 
         Raises:
             InternalError: if a record is gone from the disk.
+            UnknownJob: if the job was removed meanwhile.
         """
         moment = job.id, job.settled
         if moment not in self._reports:
@@ -67,18 +69,16 @@ class Audits:
     def _records(self, place: JobService, job: Job) -> tuple[list[PhotoRecord], dict[str, str]]:
         """Return the records of the finished photos, and the photos that failed, with the
         reason."""
-        records, failed, after = [], {}, -1
-        while page := place.result_store.in_order(job, after, PAGE):
-            for item in page:
-                if item.problem is not None:
-                    failed[item.id] = str(item.problem["detail"])
-                    continue
-                try:
-                    document = place.folder.read_result(job.id, item.number)
-                except FileNotFoundError:
-                    raise InternalError(
-                        f"the record of photo {item.id[:200]!r} is gone from the disk"
-                    ) from None
-                records.append(PhotoRecord.model_validate_json(document))
-            after = page[-1].number
+        records, failed = [], {}
+        for item in all_finished(place.result_store, job):
+            if item.problem is not None:
+                failed[item.id] = str(item.problem["detail"])
+                continue
+            try:
+                document = place.folder.read_result(job.id, item.number)
+            except FileNotFoundError:
+                raise InternalError(
+                    f"the record of photo {item.id[:200]!r} is gone from the disk"
+                ) from None
+            records.append(PhotoRecord.model_validate_json(document))
         return records, failed

@@ -128,7 +128,8 @@ class RunConfiguration:
                 raise ConfigError(f"{self.output} is not empty, and no {self.kind} has begun there")
             self.output.mkdir(parents=True, exist_ok=True)
             with written_whole(file) as temporary:
-                told = {**record, "made_with": {**self._resolved(), **(made_with or {})}}
+                resolved = json.loads(self.parameters().model_dump_json(exclude_none=True))
+                told = {**record, "made_with": {"parameters": resolved, **(made_with or {})}}
                 temporary.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"{file} is not JSON"
@@ -187,10 +188,6 @@ class RunConfiguration:
         """Return the record of the batch in the output folder, in JSON: its configuration, and what
         it is made with."""
         return (self.output / RECORD).read_text()
-
-    def _resolved(self) -> dict[str, Any]:
-        """Return the parameters with their defaults filled in."""
-        return {"parameters": json.loads(self.parameters().model_dump_json(exclude_none=True))}
 
     def _leftovers(self) -> Iterator[Path]:
         """Yield the files that a batch leaves in the output folder if it is killed at its start."""

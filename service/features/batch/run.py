@@ -25,6 +25,7 @@ from service.features.batch.parts import MANIFEST, PARTS, Parts
 from service.features.batch.progress import Tally, begun, say, shown
 from service.features.batch.work import UnreadImage, check, explain_item, made_with, raise_last
 from service.features.tables.rows import DECODER, PICTURES, Row, failed_row
+from service.local.output import writing
 from service.local.session import local_session
 from service.pipeline.images import decoders_heard
 
@@ -105,7 +106,7 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
     configuration, console = run.configuration, run.console
     if report:
         _check_place(report, configuration.output)
-    tally = run.finish(partial(explain or _explain_here, run))
+    tally = run.finish(lambda: explain(run) if explain else asyncio.run(_explain(run)))
     if tally is None:
         return INTERRUPTED
     manifest = Parts(configuration.output).manifest
@@ -118,7 +119,7 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
         from service.features.report.write import write_report
 
         served = configuration.model()
-        try:
+        with writing(report):
             write_report(
                 manifest,
                 configuration.output,
@@ -127,8 +128,6 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
                 model=served,
                 source=partial(source_of, configuration.output),
             )
-        except OSError as error:
-            raise ConfigError(f"{report} cannot be written: {error.strerror}") from None
         say(f"Report: {report}", console)
     return 1 if tally.failed else 0
 
@@ -153,10 +152,6 @@ def cancel_at_sigterm() -> None:
     assert task is not None
     with suppress(NotImplementedError):  # event loops on Windows have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-
-
-def _explain_here(run: Run) -> Tally:
-    return asyncio.run(_explain(run))
 
 
 async def _explain(run: Run) -> Tally:

@@ -31,6 +31,7 @@ from service.features.batch.inputs import Inputs, open_inputs
 from service.features.batch.progress import Tally, say, shown
 from service.features.batch.work import raise_last
 from service.features.drift.of_entry import unwatchable, watchable
+from service.local.output import writing
 from service.local.session import LocalSession, local_session
 from service.models.labels import Labels
 from service.pipeline.images import decoders_heard
@@ -88,11 +89,8 @@ def make_reference(
     with decoders_heard():
         made = asyncio.run(_found(source, settings, parameters, model, console))
     reference, failed = made.reference, made.failed
-    try:
+    with writing(output or "the standard output"):
         _write(reference, output)
-    except OSError as error:
-        where = output or "the standard output"
-        raise ConfigError(f"{where} cannot be written: {error.strerror}") from None
     for sentence in _told(made):
         say(sentence, console)
     return 1 if failed else 0

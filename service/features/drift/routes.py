@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from fastapi import APIRouter
 
-from cam.drift.shift import Shift, TooFew
-from service.backend.interface import Backend
+from cam.drift.shift import Comparison, Shift, TooFew
 from service.features.drift.schemas import DriftDescription, ShiftDescription, TooFewDescription
 from service.features.drift.work import CompareDrift, Drift
 from service.http.about import OF_A_MODEL
 from service.http.access import needs
+from service.http.adapter import Added, AppParts
 from service.http.contract import answers
 from service.models.labels import Labels
 
@@ -21,14 +21,15 @@ NO_REFERENCE: Final = (
 )
 
 
-def make_drift_router(manager: Backend) -> APIRouter:
-    router = APIRouter()
+def drift(parts: AppParts) -> Added:
+    """Add the route that compares the maps of a live model with its reference."""
+    manager, router = parts.manager, APIRouter()
 
     @needs("read")
     async def get_drift(model: str) -> DriftDescription:
         replicas = manager.replicas(model)
-        drift = (await replicas.ask(CompareDrift())).value
-        return describe_drift(drift, replicas.model.labels)
+        compared = (await replicas.ask(CompareDrift())).value
+        return describe_drift(compared, replicas.model.labels)
 
     router.get(
         "/v1/models/{model:model}/drift",
@@ -41,31 +42,25 @@ def make_drift_router(manager: Backend) -> APIRouter:
         ),
         responses=answers(DriftDescription, problems=OF_A_MODEL),
     )(get_drift)
-    return router
+    return Added([router])
 
 
 def describe_drift(drift: Drift, labels: Labels) -> DriftDescription:
     """Return the JSON schema object of a drift."""
-    comparison = drift.comparison
+    found = drift.comparison or Comparison((), (), None)
 
-    def told(found: Shift | TooFew) -> dict[str, Any]:
-        label = None if found.index is None else labels.name(found.index)
-        return {**vars(found), "label": label, "sentence": found.sentence(label)}
+    def told(one: Shift | TooFew) -> dict[str, Any]:
+        label = None if one.index is None else labels.name(one.index)
+        return {**vars(one), "label": label, "sentence": one.sentence(label)}
 
-    ordered = (
-        sorted(comparison.shifts, key=lambda one: (not one.moved, not one.unsure))
-        if comparison
-        else []
-    )
+    ordered = sorted(found.shifts, key=lambda one: (not one.moved, not one.unsure))
     return DriftDescription(
         **vars(drift.origin),
         **vars(drift),
         window=drift.size,
-        moved=None if comparison is None else comparison.has_moved,
-        missing=NO_REFERENCE if comparison is None else comparison.missing,
-        unknown=None if comparison is None else comparison.unknown,
+        moved=found.has_moved,
+        missing=found.missing if drift.comparison else NO_REFERENCE,
+        unknown=found.unknown,
         shifts=[ShiftDescription(**told(one)) for one in ordered],
-        too_few=[TooFewDescription(**told(few)) for few in comparison.too_few]
-        if comparison
-        else [],
+        too_few=[TooFewDescription(**told(one)) for one in found.too_few],
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import FailFast, Field, field_validator
+from pydantic import Field, field_validator
 
 from cam.evaluation.metrics import BASELINES, DEFAULTS, MOST_SAMPLES, MOST_STEPS, PERCENTAGES
 from service.core.choices import Baseline, Replacement
 from service.pipeline.parameters import (
-    MAX_INSTANCES,
     ExplainInstance,
+    Instances,
     MetricNames,
     Parameters,
     known_metrics,
@@ -120,7 +120,5 @@ class EvaluateInstance(ExplainInstance):
 
 
 class EvaluateRequest(StrictModel):
-    instances: Annotated[list[EvaluateInstance], FailFast()] = Field(
-        min_length=1, max_length=MAX_INSTANCES
-    )
+    instances: Instances[EvaluateInstance]
     parameters: EvaluateParameters = Field(default_factory=EvaluateParameters)

@@ -59,24 +59,14 @@ def map_on_input(b64: str, photo: Image.Image, seen: ModelInput) -> Map:
         values = cv2.GaussianBlur(values, (0, 0), blur[0], sigmaY=blur[1])
     rows = (np.arange(height) + 0.5) * down + seen.box.top - 0.5
     columns = (np.arange(width) + 0.5) * across + seen.box.left - 0.5
+    from scipy.ndimage import map_coordinates  # takes a while, and few requests need it
+
     # cv2.remap takes no side of 32,767 pixels or more.
-    placed = _read(_read(values, rows).T, columns).T
+    places = np.meshgrid(rows, columns, indexing="ij")
+    placed: Map = map_coordinates(values, places, order=1, mode="grid-constant")
     if not np.isfinite(placed).all():
         raise InvalidMap("the map has values that are too large for float32")
-    return np.ascontiguousarray(placed, np.float32)
-
-
-def _read(values: Map, positions: NDArray[np.float64]) -> Map:
-    """Read the rows of an array at positions between them, linearly; it is 0 beyond its ends."""
-    lower = np.floor(positions).astype(np.int64)
-    fraction = (positions - lower).astype(np.float32)[:, None]
-
-    def at(rows: NDArray[np.int64]) -> Map:
-        inside = (rows >= 0) & (rows < len(values))
-        map_: Map = values[rows.clip(0, len(values) - 1)] * inside[:, None]
-        return map_
-
-    return at(lower) * (1 - fraction) + at(lower + 1) * fraction
+    return placed
 
 
 def _shape_of(file: bytes) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from cam.evaluation.metrics import METRICS, harmonic
 from cam.evaluation.verdict import COMPARED, in_words
 from service.core import schemas
-from service.core.bootstrap import interval
+from service.core.bootstrap import interval, outcome
 
 PARTS: Final = ("coherency", "complexity", "confidence_drop")
 
@@ -61,16 +61,11 @@ def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | N
 
 def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
     """Return how maps of several images compare with the baselines, image by image."""
-    sign = 1 if METRICS[metric].better == "higher" else -1
-    told = {}
+    better, told = METRICS[metric].better, {}
     for name in COMPARED:
         pairs = [(score.value, score.baselines.get(name)) for score in scores]
-        gaps = [
-            sign * (mine - other) for mine, other in pairs if mine is not None and other is not None
-        ]
-        gap = interval(gaps)
-        if gap is not None and gap.low is not None and gap.high is not None:
-            told[name] = 1 if gap.low > 0 else -1 if gap.high < 0 else 0
+        if (found := outcome(pairs, better=better)) is not None:
+            told[name] = found
     return in_words(told)
 
 

@@ -35,6 +35,7 @@ from cam.passes.openvino import LARGEST_BATCH, compiled, converted, is_installed
 from cam.positions.locate import locate
 from service import __version__
 from service.core.errors import ConfigError, one_line
+from service.core.logs import quiet
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.sources.graph.network import FORMS, METADATA, Chain
@@ -373,12 +374,6 @@ def _compare(
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Leave out what torch's exporter says of its own insides."""
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
-    exporter.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        exporter.setLevel(level)
+    with quiet("torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

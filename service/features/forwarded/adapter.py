@@ -19,8 +19,7 @@ SCHEMES: Final = ("http", "https")
 
 def forwarded(parts: AppParts) -> Added | None:
     """Give requests their public address, if the settings name a proxy or a path."""
-    settings = parts.settings
-    assert isinstance(settings, ForwardedSettings)
+    settings = parts.settings_of(ForwardedSettings)
     if not settings.root_path and not settings.trusted_proxies:
         return None
     options = {"root_path": settings.root_path, "trusted": settings.trusted_proxies}

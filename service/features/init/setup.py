@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from cam.errors import CamError
 from service.core.errors import ConfigError
+from service.core.logs import quiet
 from service.features.init.architectures import Match, SearchResult, search
 from service.features.init.entry import EntryValue, Surety
 from service.features.init.photos import Photos
@@ -190,7 +189,7 @@ def _choices(file: Path, matches: Sequence[Match]) -> list[Choice]:
     for match in ordered[:MOST]:
         entry = ModelEntry(name="model", source=match.source, weights=file.name)
         try:
-            with _unwarned():
+            with quiet(build.__module__):  # it warns of the head, of which the finding speaks
                 built = build(entry.of_file(file.parent / CATALOG), None)
             side = choices[0].built.preprocessing.width if choices else built.preprocessing.width
             output = _output(built, side if takes(built, side) else built.preprocessing.width)
@@ -203,18 +202,6 @@ def _choices(file: Path, matches: Sequence[Match]) -> list[Choice]:
         else:
             choices.append(Choice((match.source,), match, built, output))
     return choices
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Let `build` not warn of the head, of which the finding speaks."""
-    log = logging.getLogger(build.__module__)
-    former = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(former)
 
 
 def _output(built: Built, side: int) -> Tensor:

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from service.features.jobs.executor import EXPLAIN, KindOfJob
 from service.features.jobs.host import Jobs
 from service.features.jobs.routes import make_jobs_router
-from service.features.jobs.settings import JobSettings
 from service.http.adapter import Adapter, Added, AppParts
 
 MakeRoutes = Callable[[Jobs], APIRouter]
@@ -25,27 +24,15 @@ def jobs(*kinds: Callable[[], tuple[KindOfJob, MakeRoutes]]) -> Adapter:
 
     def added(parts: AppParts) -> Added:
         made = [make() for make in kinds]
-        settings = parts.settings
-        assert isinstance(settings, JobSettings)
-        host = Jobs(
-            manager=parts.manager,
-            pipeline=parts.pipeline,
-            reception=parts.reception,
-            admission=parts.admission,
-            body_budget=parts.body_budget,
-            settings=settings,
-            metrics=parts.metrics,
-            kinds=[kind for kind, _ in made],
-            works=parts.is_first,
-        )
-        routers = [make_jobs_router(jobs=host, manager=parts.manager)]
+        own = [kind for kind, _ in made]
+        host = Jobs(parts, own)
         return Added(
-            [*routers, *(routes(host) for _, routes in made)],
+            [make_jobs_router(host), *(routes(host) for _, routes in made)],
             running=lambda guard: host,
             failure=lambda: host.failure,
             state={"jobs": host},
-            max_streamed_bytes=settings.max_job_bytes,
-            tags={kind.folder: kind.about for kind in (EXPLAIN, *(kind for kind, _ in made))},
+            max_streamed_bytes=host.settings.max_job_bytes,
+            tags={kind.folder: kind.about for kind in (EXPLAIN, *own)},
         )
 
     return added

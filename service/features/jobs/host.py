@@ -18,7 +18,6 @@ import platformdirs
 
 from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
-from service.core.metrics import Metrics
 from service.core.pool import Pool
 from service.features.jobs.clusters import Clusterings
 from service.features.jobs.database import Database
@@ -36,10 +35,7 @@ from service.features.jobs.schemas import Counts, JobDocument
 from service.features.jobs.settings import JobSettings
 from service.features.jobs.sources import ItemReader
 from service.features.jobs.submission import Submissions
-from service.http.reception import Reception
-from service.limits.admission import Admission
-from service.limits.body_budget import BodyBudget
-from service.pipeline.pipeline import Pipeline
+from service.http.adapter import AppParts
 
 THREADS: Final = 4
 AGAIN_SECONDS: Final = 5.0
@@ -95,33 +91,13 @@ class Jobs:
     unreachable database), opening is tried again.
 
     Args:
+        parts: of the app. Only the first process of a service processes the items of jobs.
         kinds: the kinds of jobs beside `explain`.
-        works: whether this process processes the items of jobs. If not, another process of the
-            service does.
     """
 
-    def __init__(
-        self,
-        *,
-        manager: Backend,
-        pipeline: Pipeline,
-        reception: Reception,
-        admission: Admission,
-        body_budget: BodyBudget,
-        settings: JobSettings,
-        metrics: Metrics,
-        kinds: Sequence[KindOfJob] = (),
-        works: bool = True,
-    ) -> None:
-        self._works = works
+    def __init__(self, parts: AppParts, kinds: Sequence[KindOfJob]) -> None:
+        self._parts, self.settings = parts, parts.settings_of(JobSettings)
         self._kinds = {kind.name: kind for kind in (EXPLAIN, *kinds)}
-        self._manager = manager
-        self._pipeline = pipeline
-        self._reception = reception
-        self._admission = admission
-        self._body_budget = body_budget
-        self._settings = settings
-        self._metrics = metrics
         self._scope = AsyncExitStack()
         self._place: JobService | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -158,7 +134,7 @@ class Jobs:
         try:
             self._place = await self._scope.enter_async_context(self._open())
         except ConfigError as error:
-            if self._settings.jobs_database:
+            if self.settings.jobs_database:
                 self.failure = error
             self._tell(str(error))
         except (InsufficientStorage, Unavailable) as problem:
@@ -181,7 +157,7 @@ class Jobs:
 
     @property
     def _path(self) -> Path:
-        return self._settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
+        return self.settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
 
     async def _keep_trying(self) -> None:
         while True:
@@ -191,7 +167,7 @@ class Jobs:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[JobService]:
-        settings, name = self._settings, uuid4().hex
+        settings, name = self.settings, uuid4().hex
         path = self._path
         with ExitStack() as scope:
             # Separate threads, so that a request for a job's status does not wait until an archive
@@ -222,8 +198,8 @@ class Jobs:
                 folder=folder,
                 submissions=Submissions(database),
                 listing=listing,
-                manager=self._manager,
-                body_budget=self._body_budget,
+                manager=self._parts.manager,
+                body_budget=self._parts.body_budget,
                 settings=settings,
                 pool=intake_pool,
             )
@@ -236,10 +212,10 @@ class Jobs:
                 pool,
                 retention_seconds=settings.job_retention_seconds,
                 clear_up=intake.clear_up,
-                metrics=self._metrics,
+                metrics=self._parts.metrics,
             )
             async with AsyncExitStack() as open_scope:
-                if self._works:
+                if self._parts.is_first:
                     await open_scope.enter_async_context(runner)
                 await open_scope.enter_async_context(janitor)
                 results = ResultStore(database)
@@ -251,7 +227,7 @@ class Jobs:
                     intake,
                     runner,
                     pool,
-                    self._manager,
+                    self._parts.manager,
                     self._kinds,
                     settings.job_retention_seconds,
                 )
@@ -262,9 +238,9 @@ class Jobs:
         """Return what processes the items, not yet entered."""
         executor = ItemExecutor(
             self._kinds,
-            manager=self._manager,
-            pipeline=self._pipeline,
-            sources=ItemReader(folder, self._reception, self._settings, image_pool),
+            manager=self._parts.manager,
+            pipeline=self._parts.pipeline,
+            sources=ItemReader(folder, self._parts.reception, self.settings, image_pool),
             store=store,
             pool=pool,
         )
@@ -273,10 +249,10 @@ class Jobs:
             store=store,
             folder=folder,
             executor=executor,
-            manager=self._manager,
-            admission=self._admission,
+            manager=self._parts.manager,
+            admission=self._parts.admission,
             pool=pool,
-            metrics=self._metrics,
+            metrics=self._parts.metrics,
         )
 
 

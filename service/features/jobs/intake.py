@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict
@@ -44,7 +43,6 @@ ACCEPTED = (
 LONGEST_KEY = 200
 MOST_PARAMETERS = 250_000
 """Largest size of a job's parameters in JSON, in bytes: every description of the job holds them."""
-Result = TypeVar("Result")
 
 
 class Intake:
@@ -97,12 +95,12 @@ class Intake:
         )
         base = read_parameters(Parameters, given, "/query")
         draft = NewJob(self._model(model), "", base, owner, idempotency, kind.name)
-        job, room = await self._run(lambda: self._begin(draft))
+        job, room = await self._pool.run(lambda: self._begin(draft))
         accepted = None
         try:
             order = await self._read(request, job, draft, kind, room)
             most = self._settings.jobs_bytes
-            accepted = await self._run(
+            accepted = await self._pool.run(
                 lambda: self._submissions.accept(job, **order, most_bytes=most)
             )
             return accepted
@@ -110,7 +108,7 @@ class Intake:
             if accepted is None or accepted.id != job:
                 # The shield makes sure that the received data is removed even if the client
                 # disconnects.
-                await asyncio.shield(self._run(lambda: self._discard(job)))
+                await asyncio.shield(self._pool.run(lambda: self._discard(job)))
 
     async def _read(
         self, request: Request, job: str, draft: NewJob, kind: KindOfJob, room: int
@@ -131,10 +129,10 @@ class Intake:
             hold = scope.enter_context(self._body_budget.share())
             async for data in request.stream():
                 if data:
-                    await self._run(lambda data=data: reader.feed(data))  # type: ignore[misc]
+                    await self._pool.run(lambda data=data: reader.feed(data))  # type: ignore[misc]
                     hold(reader.held + collector.held)
-            await self._run(reader.end)
-            await self._run(collector.close)
+            await self._pool.run(reader.end)
+            await self._pool.run(collector.close)
             new = self._asked(draft, reader, kind, collector.count)
             parameters = parameters_json(new.parameters)
             if len(parameters) > MOST_PARAMETERS:
@@ -242,9 +240,6 @@ class Intake:
             self._undone.add(job)
         else:
             self._undone.discard(job)
-
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        return await self._pool.run(work)
 
 
 def _over(base: Parameters, given: Parameters) -> Parameters:

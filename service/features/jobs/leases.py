@@ -140,12 +140,12 @@ class Store:
         Raises:
             UnknownItem: if there is no such item.
         """
-        query = select(items.c.source).where(items.c.job == job, items.c.number == number)
+        query = select(items.c.source).where(_is(job, number))
         with self._database.read() as connection:
-            total = connection.execute(query).scalar()
-        if total is None:
+            found = connection.execute(query).scalar()
+        if found is None:
             raise UnknownItem(f"job {job} has no item {number}")
-        source: Source = json.loads(total)
+        source: Source = json.loads(found)
         return source
 
     def settle(self, runner: str, leased: Leased, problem: Problem | None, size: int) -> bool:
@@ -161,12 +161,7 @@ class Store:
         with self._database.write() as connection:
             mine = connection.execute(
                 update(items)
-                .where(
-                    items.c.job == leased.job,
-                    items.c.number == leased.number,
-                    items.c.state == LEASED,
-                    items.c.runner == runner,
-                )
+                .where(_is(leased.job, leased.number), *_held(runner))
                 .values(state=SETTLED, runner=None)
             )
             if mine.rowcount != 1:
@@ -179,13 +174,13 @@ class Store:
         Args:
             blamed: what ended while it worked on the item: see `Unavailable`.
         """
-        one = (items.c.job == leased.job) & (items.c.number == leased.number)
+        freed = _freed(runner).where(_is(leased.job, leased.number))
         with self._database.write() as connection:
             if blamed:
                 certain = leased.alone and blamed == "batch"
-                _blame(connection, _freed(runner).where(one), HANGS if certain else 1)
+                _blame(connection, freed, HANGS if certain else 1)
             else:
-                connection.execute(_freed(runner).where(one))
+                connection.execute(freed)
 
     def closed(self, ids: Collection[str]) -> set[str]:
         """Return those of the jobs that have ended, or are gone."""
@@ -197,15 +192,10 @@ class Store:
         """Return all items of the runner unfinished, except for those in `held`, given by job and
         number."""
         with self._database.write() as connection:
-            rows = connection.execute(
-                select(items.c.job, items.c.number).where(
-                    items.c.runner == runner, items.c.state == LEASED
-                )
-            ).all()
+            leased = select(items.c.job, items.c.number).where(*_held(runner))
+            rows = connection.execute(leased).all()
             for job, number in {(row.job, row.number) for row in rows}.difference(held):
-                connection.execute(
-                    _freed(runner).where(items.c.job == job, items.c.number == number)
-                )
+                connection.execute(_freed(runner).where(_is(job, number)))
 
     def enlist(self, runner: str) -> None:
         """Register a runner, or record a heartbeat of a registered runner."""
@@ -279,12 +269,16 @@ def _next_job(models: Sequence[tuple[str, str]], kinds: Mapping[str, int] | None
     )
 
 
+def _is(job: str, number: int) -> ColumnElement[bool]:
+    return (items.c.job == job) & (items.c.number == number)
+
+
+def _held(runner: str) -> tuple[ColumnElement[bool], ...]:
+    return items.c.runner == runner, items.c.state == LEASED
+
+
 def _freed(runner: str) -> Any:
-    return (
-        update(items)
-        .where(items.c.runner == runner, items.c.state == LEASED)
-        .values(state=FREE, runner=None)
-    )
+    return update(items).where(*_held(runner)).values(state=FREE, runner=None)
 
 
 def _blame(connection: Connection, freed: Any, deaths: int) -> None:
@@ -296,8 +290,8 @@ def _blame(connection: Connection, freed: Any, deaths: int) -> None:
     ).all()
     for row in held:
         if row.attempts >= HOPELESS:
-            one = (items.c.job == row.job) & (items.c.number == row.number)
-            connection.execute(update(items).where(one).values(state=SETTLED))
+            this = _is(row.job, row.number)
+            connection.execute(update(items).where(this).values(state=SETTLED))
             _settled(connection, row.job, row.number, _hopeless(), 0)
 
 

@@ -7,7 +7,8 @@ limited.
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol
+from abc import ABC, abstractmethod
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
@@ -20,25 +21,33 @@ from service.pipeline.multipart import FormParser
 from service.pipeline.parameters import Parameters
 
 
-class Reader(Protocol):
-    model: str | None
-    """Name of the model, if the body names one."""
-    fields: dict[str, list[str]]
-    """Parameters that the body gives as text."""
-    parameters: Parameters | None
-    """Parameters that the body gives as JSON."""
+class Reader(ABC):
+    """Reads a body, and passes the instances that it finds to the collector."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self.model: str | None = None
+        """Name of the model, if the body names one."""
+        self.fields: dict[str, list[str]] = {}
+        """Parameters that the body gives as text."""
+        self.parameters: Parameters | None = None
+        """Parameters that the body gives as JSON."""
 
     @property
+    @abstractmethod
     def held(self) -> int:
         """Number of bytes of the body that are in memory."""
-        ...
 
-    def feed(self, data: bytes) -> None: ...
+    @abstractmethod
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of the body."""
 
-    def end(self) -> None: ...
+    @abstractmethod
+    def end(self) -> None:
+        """Take the end of the body."""
 
 
-class JsonReader:
+class JsonReader(Reader):
     """Reads JSON: `{"model": …, "instances": […], "parameters": {…}}`.
 
     Args:
@@ -46,12 +55,9 @@ class JsonReader:
     """
 
     def __init__(self, collector: Collector, max_bytes: int) -> None:
-        self._collector = collector
+        super().__init__(collector)
         self._max_bytes = max_bytes
         self._body = bytearray()
-        self.model: str | None = None
-        self.fields: dict[str, list[str]] = {}
-        self.parameters: Parameters | None = None
 
     @property
     def held(self) -> int:
@@ -76,7 +82,7 @@ class JsonReader:
             collect_instance(instance, self._collector)
 
 
-class LinesReader:
+class LinesReader(Reader):
     """Reads NDJSON, with one instance on each line.
 
     Args:
@@ -84,13 +90,10 @@ class LinesReader:
     """
 
     def __init__(self, collector: Collector, longest: int) -> None:
-        self._collector = collector
+        super().__init__(collector)
         self._longest = longest
         self._rest = bytearray()
         self._number = 0
-        self.model: str | None = None
-        self.fields: dict[str, list[str]] = {}
-        self.parameters: Parameters | None = None
 
     @property
     def held(self) -> int:
@@ -129,18 +132,15 @@ class LinesReader:
         collect_instance(instance, self._collector)
 
 
-class ArchiveReader:
+class ArchiveReader(Reader):
     """Reads a zip or a tar. The archive is stored in a file until it is complete, because a zip's
     list of contents is at its end."""
 
     def __init__(self, collector: Collector, file: BinaryIO, kind: str, max_bytes: int) -> None:
-        self._collector = collector
+        super().__init__(collector)
         self._file = file
         self._kind = kind
         self._max_bytes = max_bytes
-        self.model: str | None = None
-        self.fields: dict[str, list[str]] = {}
-        self.parameters: Parameters | None = None
 
     @property
     def held(self) -> int:
@@ -155,16 +155,14 @@ class ArchiveReader:
         collect(self._file, self._collector, max_bytes=self._max_bytes)
 
 
-class FormReader:
+class FormReader(Reader):
     """Reads multipart/form-data. Each part `image` is a file; any other part is a parameter or
     `model`."""
 
     def __init__(self, collector: Collector, boundary: bytes | None) -> None:
+        super().__init__(collector)
         hint = ", an archive is sent as the body"
         self._parser = FormParser(collector, boundary, hint=hint)
-        self.model: str | None = None
-        self.fields: dict[str, list[str]] = {}
-        self.parameters: Parameters | None = None
 
     @property
     def held(self) -> int:

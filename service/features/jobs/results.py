@@ -45,30 +45,19 @@ class ResultStore:
     def results(self, job: Job, after: int, most: int) -> list[Finished]:
         """Return up to `most` items that finished after the cursor `after`, in the order in which
         they finished."""
-        with self._database.read() as connection:
-            rows = connection.execute(
-                _results()
-                .where(results.c.job == job.id, results.c.cursor > after)
-                .order_by(results.c.cursor)
-                .limit(most)
-            )
-            return [_finished(row) for row in rows]
+        new = (results.c.job == job.id) & (results.c.cursor > after)
+        return self._some(_results().where(new).order_by(results.c.cursor).limit(most))
 
     def in_order(self, job: Job, after: int, most: int) -> list[Finished]:
         """Return up to `most` finished items with numbers above `after`, in the order of the items.
         Only items that were finished when `job` was read are returned."""
+        here = (results.c.job == job.id) & (results.c.cursor <= job.settled)
+        behind = here & (results.c.number > after)
+        return self._some(_results().where(behind).order_by(results.c.number).limit(most))
+
+    def _some(self, query: Any) -> list[Finished]:
         with self._database.read() as connection:
-            rows = connection.execute(
-                _results()
-                .where(
-                    results.c.job == job.id,
-                    results.c.cursor <= job.settled,
-                    results.c.number > after,
-                )
-                .order_by(results.c.number)
-                .limit(most)
-            )
-            return [_finished(row) for row in rows]
+            return [_finished(row) for row in connection.execute(query)]
 
     def result(self, job: Job, item: str) -> Finished | bool:
         """Return one item if it has finished; otherwise whether there is such an item."""

@@ -11,7 +11,6 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from service.backend.interface import Backend
 from service.core.errors import (
     InsufficientStorage,
     InternalError,
@@ -37,11 +36,11 @@ from service.features.jobs.results import line_of, picture_of_line
 from service.features.jobs.schemas import ItemResult, JobDocument, JobList
 from service.http.access import needs
 from service.http.answers import choose
-from service.http.contract import READING_JOBS, answers, takes, worked_example
+from service.http.contract import EVENTS, JSON, READING_JOBS, answers, takes, worked_example
 from service.http.middleware import CLIENT_LEFT
+from service.http.operation import NDJSON
 from service.pipeline.rendering import PICTURES
 
-JSON, NDJSON, EVENTS = "application/json", "application/x-ndjson", "text/event-stream"
 CSV = "text/csv"
 PAGE = 100
 """Largest number of result lines that are read at a time."""
@@ -62,9 +61,9 @@ class ItemId(PathConvertor):
     regex = "(?s:.*)"
 
 
-def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
+def make_jobs_router(jobs: Jobs) -> APIRouter:
     register_url_convertor("item", ItemId())
-    router, routes = APIRouter(tags=["jobs"]), JobRoutes(jobs, manager)
+    router, routes = APIRouter(tags=["jobs"]), JobRoutes(jobs)
     router.post(
         "/v1/jobs",
         summary="Explain many images when there is time",
@@ -183,15 +182,14 @@ def make_jobs_router(*, jobs: Jobs, manager: Backend) -> APIRouter:
 
 
 class JobRoutes:
-    """The routes of jobs, with the jobs and the backend that they share.
+    """The routes of jobs, with the jobs that they share.
 
     FastAPI shows the docstrings of such methods to callers, so they have none: the table above says
     what each answers.
     """
 
-    def __init__(self, jobs: Jobs, manager: Backend) -> None:
+    def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
-        self._manager = manager
         # Clusters take a core for up to a minute; other requests need the pool's other threads.
         self._clustering = asyncio.Lock()
         self._places = asyncio.Semaphore(CLUSTERS_AT_ONCE)
@@ -329,7 +327,7 @@ class JobRoutes:
     ) -> AsyncIterator[bytes]:
         told: bytes | None = None
         quiet = 0.0
-        while not self._manager.draining:
+        while not place.manager.draining:
             said = dump(document)
             if said != told:
                 told, quiet = said, 0.0

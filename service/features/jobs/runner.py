@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final
 
 from service.backend.interface import Backend
 from service.core.concurrency import explain_many
@@ -42,7 +42,6 @@ CALM_SECONDS: Final = 0.02
 """Seconds without interactive requests before an item is started."""
 TICK_SECONDS: Final = 0.005
 log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 AT_ONCE: Final = 32
 """Largest number of items of each model at once: enough for full batches while other items are
 decoded and drawn. The limit is per model, so that no model waits for a slow one. An item of many
@@ -179,7 +178,7 @@ class Runner:
                     else kind.at_once - self._in_flight.of_kind(kind.name)
                     for kind in self._executor.kinds.values()
                 }
-                leased = await self._run(
+                leased = await self._pool.run(
                     lambda: self._store.lease(self.name, models, LEASE_ITEMS, kinds, self._places)
                 )
                 if not leased:
@@ -213,7 +212,7 @@ class Runner:
         held = self._in_flight.held()
         self._doubtful = False
         try:
-            await self._run(lambda: self._store.keep_only(self.name, held))
+            await self._pool.run(lambda: self._store.keep_only(self.name, held))
         except Problem:
             self._doubtful = True
 
@@ -276,14 +275,14 @@ class Runner:
             self._folder.write_result(item.job, item.number, result)
             return self._store.settle(self.name, item, None, len(result))
 
-        if await self._run(keep):
+        if await self._pool.run(keep):
             outcome = "failed" if isinstance(result, Problem) else "done"
             self._metrics.job_items.labels(outcome=outcome).inc()
         self.stalled = None
 
     async def _release(self, leased: Leased, *, blamed: Blamed | None = None) -> None:
         try:
-            await self._run(lambda: self._store.release(self.name, leased, blamed=blamed))
+            await self._pool.run(lambda: self._store.release(self.name, leased, blamed=blamed))
         except Problem:
             self._doubtful = True
 
@@ -292,9 +291,6 @@ class Runner:
             log.warning("jobs wait: %s", problem.detail)
         self.stalled = problem.detail
         self._pause_until = monotonic() + PAUSE_SECONDS
-
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        return await self._pool.run(work)
 
 
 @dataclass

@@ -78,10 +78,8 @@ def collect_zip(file: BinaryIO, collector: Collector, *, max_bytes: int) -> None
                 try:
                     with archive.open(entry) as opened:
                         data = opened.read(collector.max_image_bytes + 1)
-                except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-                    collector.fail(entry.filename, _broken(error))
-                    continue
-                except RuntimeError as error:  # the entry needs a password
+                # A RuntimeError: the entry needs a password, or an unknown method.
+                except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
                     collector.fail(entry.filename, _broken(error))
                     continue
                 room.take(len(data))

@@ -6,7 +6,11 @@ from contextlib import AbstractAsyncContextManager
 
 from service.features.administration.routes import AdministrationRoutes
 from service.features.open_inference.inference import Inference
-from service.features.open_inference.routes import Repository, make_open_inference_router
+from service.features.open_inference.routes import (
+    OpenInferenceRoutes,
+    Repository,
+    make_open_inference_router,
+)
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.open_inference.statistics import AnswerCounts
 from service.http.adapter import Added, AppParts
@@ -15,8 +19,7 @@ from service.http.guard import Guard
 
 def v2(parts: AppParts) -> Added:
     """Add the routes below `/v2`, and gRPC at a port of its own where the settings name one."""
-    manager, settings = parts.manager, parts.settings
-    assert isinstance(settings, OpenInferenceSettings)
+    manager, settings = parts.manager, parts.settings_of(OpenInferenceSettings)
     inference = Inference(parts.reception, parts.pipeline, manager)
     repository = Repository(manager, AdministrationRoutes(parts), parts.entries)
     statistics = AnswerCounts(manager, parts.metrics)
@@ -37,11 +40,6 @@ def v2(parts: AppParts) -> Added:
         )
         return serving_grpc(calls, settings, parts.counts.processes)
 
-    router = make_open_inference_router(
-        inference=inference,
-        reception=parts.reception,
-        manager=manager,
-        repository=repository,
-        statistics=statistics,
-    )
+    routes = OpenInferenceRoutes(inference, parts.reception, manager, statistics)
+    router = make_open_inference_router(routes, repository)
     return Added([router], running=grpc if settings.grpc_port else None)

@@ -38,10 +38,10 @@ from service.features.open_inference.inference import (
 from service.features.open_inference.statistics import AnswerCounts
 from service.features.open_inference.tensors import Tensor, from_list, from_raw
 from service.http.access import needs
+from service.http.contract import JSON
 from service.http.reception import Reception, deadline, while_connected
 from service.models.catalog import ModelEntry
 
-JSON: Final = "application/json"
 JSON_LENGTH: Final = "Inference-Header-Content-Length"
 """Header with the number of bytes of the JSON, before the raw bytes of tensors."""
 EXTENSIONS: Final = [
@@ -76,17 +76,9 @@ class SentRequest(BaseModel):
     outputs: Annotated[list[SentOutput], FailFast()] = Field([], max_length=16)
 
 
-def make_open_inference_router(
-    *,
-    inference: Inference,
-    reception: Reception,
-    manager: Backend,
-    repository: Repository,
-    statistics: AnswerCounts,
-) -> APIRouter:
+def make_open_inference_router(routes: OpenInferenceRoutes, repository: Repository) -> APIRouter:
     """Make the routes below `/v2`."""
     router = APIRouter(include_in_schema=False)
-    routes = OpenInferenceRoutes(inference, reception, manager, statistics)
     router.get("/v2/health/live")(routes.check_health)
     router.get("/v2/health/ready")(routes.check_readiness)
     router.get("/v2")(routes.describe_server)
@@ -226,7 +218,7 @@ class Repository:
             Problem: if it is unknown, not allowed or cannot be loaded.
         """
         if config is None:
-            if model in self._manager.names and not self._is_missing(model):
+            if model in self._manager.names and self._state(model)["state"] != "UNAVAILABLE":
                 return  # it is loaded
             if model not in self._entries:
                 known = ", ".join(self._entries) or "none"
@@ -244,9 +236,6 @@ class Repository:
     async def unload(self, model: str) -> Response:
         await self._administration.remove_model(model)
         return Response(status_code=200)
-
-    def _is_missing(self, model: str) -> bool:
-        return self._state(model)["state"] == "UNAVAILABLE"
 
     def _state(self, model: str) -> dict[str, str]:
         state, reason = "READY", ""

@@ -18,8 +18,7 @@ SHOWN_HEADERS = ("Server-Timing", "X-Request-ID", "X-Next-Cursor")
 def origins(parts: AppParts) -> Added:
     """Refuse requests through foreign names and from foreign pages, and tell browsers which pages
     may read the answers."""
-    settings = parts.settings
-    assert isinstance(settings, OriginSettings)
+    settings = parts.settings_of(OriginSettings)
     pages = settings.cors_origins
     # A service with keys may be reached by any name: a browser does not know its keys.
     hosts = settings.hosts or (("*",) if settings.keys else ())

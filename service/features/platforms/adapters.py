@@ -24,7 +24,7 @@ from service.http.adapter import Added, AppParts
 
 def addresses(parts: AppParts) -> Added | None:
     """Answer the addresses that a platform prescribes."""
-    routes, manager = _settings(parts).routes, parts.manager
+    routes, manager = parts.settings_of(PlatformSettings).routes, parts.manager
     if not routes:
         return None
     return Added(
@@ -35,7 +35,7 @@ def addresses(parts: AppParts) -> Added | None:
 
 def sagemaker(parts: AppParts) -> Added | None:
     """Answer SageMaker's invocations, and manage the models of its endpoints of several."""
-    settings, manager = _settings(parts), parts.manager
+    settings, manager = parts.settings_of(PlatformSettings), parts.manager
     if settings.platform != "sagemaker":
         return None
     several = has_several_models(settings)
@@ -52,7 +52,7 @@ def sagemaker(parts: AppParts) -> Added | None:
 
 def vertex(parts: AppParts) -> Added | None:
     """Nest explanations in predictions at the addresses at which Vertex AI asks for them."""
-    settings = _settings(parts)
+    settings = parts.settings_of(PlatformSettings)
     if settings.platform != "vertex":
         return None
     paths = [path for path, native in settings.routes.items() if native == EXPLAIN]
@@ -61,7 +61,7 @@ def vertex(parts: AppParts) -> Added | None:
 
 def kserve(parts: AppParts) -> Added | None:
     """Ask KServe's predictor for the class to explain, where it is named."""
-    settings = _settings(parts)
+    settings = parts.settings_of(PlatformSettings)
     if not settings.predictor_host:
         return None
     # It imports an HTTP client, without which other processes start sooner.
@@ -69,8 +69,3 @@ def kserve(parts: AppParts) -> Added | None:
 
     predictor = Predictor(settings.predictor_host, seconds=settings.deadline_seconds)
     return Added(choose=predictor.choose)
-
-
-def _settings(parts: AppParts) -> PlatformSettings:
-    assert isinstance(parts.settings, PlatformSettings)
-    return parts.settings

@@ -8,8 +8,7 @@ from service.http.adapter import Added, AppParts
 
 def remote_images(parts: AppParts) -> Added | None:
     """Fetch the images that requests and jobs name, if the operator allows any hosts."""
-    settings = parts.settings
-    assert isinstance(settings, RemoteImageSettings)
+    settings = parts.settings_of(RemoteImageSettings)
     if not settings.image_hosts:
         return None
     # It imports an HTTP client, without which a process starts a fifth of a second earlier.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from service.features.report.page import draw_map
 from service.features.report.pictures import CoveredPhotos, Read, show
 from service.features.tables.rows import HALVES, Row
 
+Item = TypeVar("Item")
 DOTS: Final = 2000
 """Largest number of maps in the scatter plot of a class, and at least one of each cluster."""
 MEMBERS: Final = 200
@@ -265,7 +266,7 @@ def suspect_rows(classes: Iterable[ClassClusters], most: int) -> set[int]:
     )
     chosen: list[int] = []
     for class_, cluster in suspects:
-        chosen += [class_.maps.rows[number] for number in _spaced(cluster.members, MEMBERS)]
+        chosen += [class_.maps.rows[number] for number in spaced(cluster.members.tolist(), MEMBERS)]
     return set(chosen[:most])
 
 
@@ -359,13 +360,12 @@ def _dots(clusters: Clusters) -> Iterable[tuple[int, str]]:
     places = 2 + 96 * (positions - low) / np.maximum(high - low, 1e-9)
     room = min(DOTS / len(shown), 1)
     for number, cluster in reversed([*enumerate(clusters.clusters)]):
-        members = _spaced(cluster.members, max(int(len(cluster.members) * room), 1))
+        members = spaced(cluster.members.tolist(), max(int(len(cluster.members) * room), 1))
         path = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places[members])
         yield number % COLOURS, path
 
 
-def _spaced(members: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> list[int]:
-    """Return at most `most` members, evenly spaced."""
-    if len(members) <= most:
-        return [int(member) for member in members]
-    return [int(members[number * len(members) // most]) for number in range(most)]
+def spaced(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most `most` of the items, evenly spaced."""
+    count = min(len(items), most)
+    return [items[number * len(items) // count] for number in range(count)]

@@ -6,16 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from cam.drawing.heatmap import minmax
-from cam.drawing.placement import resize
+from cam.drawing.placement import Float, bounded, onto_grid
 from service.features.report.census import ClassKey, GridSize, class_of
 from service.features.tables.rows import Row
-
-Float = NDArray[np.float32]
 
 FINEST: Final = 64
 """Longest side of a mean map. Finer maps, such as maps of the photo's size, are reduced: the mean
@@ -44,16 +40,16 @@ def mean_maps(rows: Iterable[Row], grids: Mapping[ClassKey, GridSize]) -> dict[C
     Returns:
         Class → mean map, for the classes with at least one remaining map.
     """
-    bounded = {key: _bounded(grid) for key, grid in grids.items()}
-    totals = {key: np.zeros(grid, np.float64) for key, grid in bounded.items()}
-    counts = dict.fromkeys(bounded, 0)
+    sizes = {key: bounded(*grid, longest=FINEST) for key, grid in grids.items()}
+    totals = {key: np.zeros(size, np.float64) for key, size in sizes.items()}
+    counts = dict.fromkeys(sizes, 0)
     for row in rows:
         key = class_of(row)
-        if row.error is not None or key not in bounded:
+        if row.error is not None or key not in sizes:
             continue
         map_ = scaled_map(row)
         if map_ is not None:
-            totals[key] += _onto(map_, bounded[key])
+            totals[key] += onto_grid(map_, *sizes[key])
             counts[key] += 1
     return {
         key: MeanMap((totals[key] / count).astype(np.float32), count)
@@ -79,20 +75,3 @@ def map_of(row: Row) -> Float | None:
         return None
     values = np.frombuffer(row.map, "<f4").reshape(height, width)
     return values if np.isfinite(values).all() else None
-
-
-def _bounded(grid: GridSize) -> GridSize:
-    longest = max(grid)
-    if longest <= FINEST:
-        return grid
-    return GridSize(*(max(round(side * FINEST / longest), 1) for side in grid))
-
-
-def _onto(values: Float, grid: GridSize) -> Float:
-    """Resize a map to a grid: by averaging areas if the grid is coarser, bilinearly otherwise."""
-    if values.shape == tuple(grid):
-        return values
-    if values.shape[0] >= grid.height and values.shape[1] >= grid.width:
-        coarse = cv2.resize(values, (grid.width, grid.height), interpolation=cv2.INTER_AREA)
-        return coarse.astype(np.float32, copy=False)
-    return resize(values, grid.height, grid.width)

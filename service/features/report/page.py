@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from PIL import Image
 
-from cam.drawing.overlay import Picture, colorize
+from cam.drawing.overlay import colorize
 from cam.drawing.placement import Float, resize
 from service.core.files import written_whole
 
@@ -74,12 +74,13 @@ def draw_map(values: Float) -> str:
     height, width = values.shape
     scale = MAP / max(height, width)
     large = resize(values, max(round(height * scale), 1), max(round(width * scale), 1))
-    return data_uri(_picture(colorize(large)))
+    return data_uri(Image.fromarray(colorize(large)))
 
 
 def draw_bar() -> str:
     """Draw the colours from 0 (left) to 1 (right) and return a data URI."""
-    return data_uri(_picture(colorize(np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(8, 0))))
+    colours = colorize(np.linspace(0, 1, 256, dtype=np.float32)[None].repeat(8, 0))
+    return data_uri(Image.fromarray(colours))
 
 
 def data_uri(picture: Image.Image) -> str:
@@ -87,10 +88,6 @@ def data_uri(picture: Image.Image) -> str:
     written = BytesIO()
     picture.save(written, "WEBP", quality=QUALITY, method=2)
     return "data:image/webp;base64," + base64.b64encode(written.getvalue()).decode()
-
-
-def _picture(pixels: Picture) -> Image.Image:
-    return Image.fromarray(pixels)
 
 
 def _counted(count: int, noun: str, plural: str | None = None) -> str:

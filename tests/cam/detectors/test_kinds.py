@@ -21,7 +21,8 @@ from cam.errors import NotLogits
 from cam.outputs import KINDS
 from cam.outputs.kind import kinds
 from cam.outputs.outputs import outputs_of
-from tests.service.features.test_features import ROOT, run
+from tests.service.live import ROOT
+from tests.tree import check, copied, run
 
 CELL = 4
 """Pixels of the image on each side of a cell of `Centres`."""
@@ -140,12 +141,10 @@ except ConfigError as error:
 
 
 @pytest.mark.slow
-def test_detectors_are_deleted(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_detectors_are_deleted(tmp_path: Path, known_types: Path) -> None:
     """With the folder go its line in the list of kinds, its methods' entries, its contract, and the
     module that has the released name of `read_detections`."""
-    for path in ("service", "cam", "pyproject.toml", "README.md"):
-        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
-        copy(ROOT / path, tmp_path / path)
+    copied(tmp_path)
     shutil.rmtree(tmp_path / "cam" / "detectors")
     (tmp_path / "cam" / "outputs" / "detection.py").unlink()
     methods = (
@@ -161,10 +160,7 @@ def test_detectors_are_deleted(tmp_path: Path, tmp_path_factory: pytest.TempPath
         text, count = re.subn(pattern, "", (tmp_path / file).read_text())
         assert count == (2 if pattern == methods else 1), pattern
         (tmp_path / file).write_text(text)
-    cache = tmp_path_factory.getbasetemp() / "mypy"
-    run(tmp_path, "ruff", "check", "service", "cam")
-    run(tmp_path, "lint-imports", "--no-cache")
-    run(tmp_path, "mypy", f"--cache-dir={cache}", "service", "cam")
+    check(tmp_path, known_types)
     before, box, every = json.loads(run(ROOT, "python", "-c", EXPLAINED))
     after, refused, left = json.loads(run(tmp_path, "python", "-c", EXPLAINED))
     assert (after, box) == (before, [0, 0, 8, 8])

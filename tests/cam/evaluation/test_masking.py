@@ -9,8 +9,8 @@ import pytest
 from pytorch_grad_cam.metrics.arcc import ARCC
 
 from cam import evaluate
+from cam.agreement import pearson
 from cam.errors import MethodUnsuited
-from cam.evaluation.masking import pearson
 from cam.evaluation.metrics import Scores, harmonic
 from cam.explanation import Map
 from tests.cam.evaluation.nets import (

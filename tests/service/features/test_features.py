@@ -36,7 +36,7 @@ from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.live import ROOT
-from tests.service.tree import check, copied, run
+from tests.tree import check, copied, run
 
 FOLDERS = {
     path.parent.name for path in Path(service.features.__file__).parent.glob("*/__init__.py")

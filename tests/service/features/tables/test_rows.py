@@ -16,12 +16,12 @@ from PIL import Image
 from cam import ClassTarget, Explanation
 from service.backend.answers import Prediction, ServedAnswer
 from service.core.errors import UndecodableImage
+from service.features.tables import rows
 from service.features.tables.rows import Row, failed_row, picture_path, row_of
 from service.features.tables.table import SCHEMA, table_of
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import read_catalog
 from service.models.preprocessing import Fit
-from service.pipeline import rows
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import caption_of, describe_target
 from service.pipeline.parameters import Parameters

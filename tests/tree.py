@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.service.live import ROOT
+ROOT = Path(__file__).parents[1]
 
 
 def copied(folder: Path) -> Path:
@@ -31,7 +31,7 @@ def types_of_all(cache: Path) -> Path:
 def check(tree: Path, types: Path) -> None:
     """Run the linters and mypy, which begins with the types of the packages as they are: from those
     of another deletion it would check more of them anew."""
-    run(tree, "ruff", "check", "service")
+    run(tree, "ruff", "check", "service", "cam")
     run(tree, "lint-imports", "--no-cache")
     cache = tree / ".mypy_cache"
     shutil.copytree(types, cache)
