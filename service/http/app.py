@@ -40,8 +40,8 @@ from service.http.adapter import Adapter, Added, AppParts, Middleware
 from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
-from service.http.guard import Guard, Guarded, LimitBody
-from service.http.middleware import AnswerHead, Deliver, ObserveRequests, Prefixed
+from service.http.guard import Guard, Guarded
+from service.http.middleware import AnswerHead, Deliver, LimitBody, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
 from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by

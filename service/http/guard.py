@@ -1,9 +1,9 @@
 """The guard: lets a request in or refuses it, before its body is read.
 
 What is checked, in this order: the key is known; a route answers the request; the key's scopes
-allow that route; there is a place among the requests in progress; the key's rate is kept. Then the
-body is bounded while it is read. A caller without a key cannot see which routes there are or which
-model is busy, and a request that finds no place does not count for its key's rate.
+allow that route; there is a place among the requests in progress; the key's rate is kept. A caller
+without a key cannot see which routes there are or which model is busy, and a request that finds no
+place does not count for its key's rate.
 
 What a route requires stands with its handler (`service.http.access`). A request that no declared
 route answers goes no further, so that a route cannot be reached without its declaration.
@@ -18,10 +18,9 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.core.errors import (
-    BodyTooLarge,
     Forbidden,
     MalformedRequest,
     Problem,
@@ -31,9 +30,7 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.http.access import Access, AccessTable
-from service.http.encodings import Decoded
 from service.limits.admission import Admission
-from service.limits.body_budget import BodyBudget
 from service.limits.keys import ApiKey, Keys
 from service.limits.rates import Rates
 
@@ -44,7 +41,6 @@ REASONS: Final[Mapping[type[Problem], str]] = {
     RateLimited: "rate",
 }
 """Problem → reason in the metrics. `Admission` counts its refusals itself."""
-OF_ENCODED: Final = (b"content-encoding", b"content-length")
 FROM_BROWSERS: Final = (b"origin", b"sec-fetch-site")
 TIMEOUT: Final = "x-request-timeout"
 """Header with the seconds that a caller allows."""
@@ -232,73 +228,6 @@ class Guarded:
                     self._metrics.rejected.labels(reason=reason).inc()
                 raise
         await self._app(scope, receive, send)
-
-
-class LimitBody:
-    """Refuses a request whose body is larger than allowed, because of its Content-Length or as soon
-    as too many bytes have arrived. It also refuses a request if the bodies of all requests together
-    are larger than the service may hold. A body with a Content-Encoding is decoded here, and its
-    decoded bytes count.
-
-    Args:
-        max_bytes: maximum bytes of a body.
-        body_budget: counts the bytes of all bodies in memory.
-        max_streamed_bytes: maximum bytes of a body that its route writes to the disk as it arrives.
-            The route itself counts the bytes that it holds in memory.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        max_bytes: int,
-        body_budget: BodyBudget,
-        max_streamed_bytes: int = 0,
-        metrics: Metrics,
-    ) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._max_streamed_bytes = max_streamed_bytes
-        self._body_budget = body_budget
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        claimed = headers.get("content-length", "")
-        access = scope.get("state", {}).get("access")
-        streams = access is not None and access.streams
-        most = self._max_streamed_bytes if streams else self._max_bytes
-        encoding = ", ".join(headers.getlist("content-encoding")).strip()
-        if encoding.lower() == "identity":
-            encoding = ""
-        if encoding:  # what is read has neither this encoding nor this length
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_ENCODED]
-        received = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal received, receive, encoding
-            if claimed.isdecimal() and int(claimed[:20]) > most:
-                raise self._too_large(f"the body has {claimed[:20]} bytes", most)
-            if encoding:
-                receive, encoding = Decoded(receive, encoding), ""
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > most:
-                raise self._too_large("the body is larger", most)
-            if not streams:
-                hold(received)
-            return message
-
-        with self._body_budget.share() as hold:
-            scope.setdefault("state", {})["hold"] = hold.add
-            await self._app(scope, receive_bounded, send)
-
-    def _too_large(self, what: str, most: int) -> BodyTooLarge:
-        self._metrics.rejected.labels(reason="body too large").inc()
-        return BodyTooLarge(f"{what}; at most {most} bytes are allowed")
 
 
 def asked_seconds(headers: Headers) -> float:
