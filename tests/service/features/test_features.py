@@ -28,7 +28,7 @@ from service.backend.work import Pixels, Running, Steps, StepWork, Work
 from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
-from service.core.settings import CoreSettings
+from service.core.settings import PREFIX, CoreSettings
 from service.features import AROUND, COMMANDS, SUPERVISED, WORK, adapters, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
@@ -252,6 +252,10 @@ def test_a_feature_is_deleted(
     run(tmp_path, "ruff", "check", "service")
     run(tmp_path, "lint-imports", "--no-cache")
     run(tmp_path, "mypy", f"--cache-dir={cache}", "service", "cam")
+    for setting in settings_of(folders):
+        given = {f"{PREFIX}{setting.upper()}": "1"}
+        refused = run(tmp_path, "python", "-m", "service", "serve", code=2, **given)
+        assert f"there is no setting {PREFIX}{setting.upper()};" in refused
     document = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))
     paths = document["paths"]
     used = {tag for path in paths.values() for one in path.values() for tag in one.get("tags", ())}
@@ -262,6 +266,17 @@ def test_a_feature_is_deleted(
         for operation in operations()
         if operation.work.__module__.split(".")[2] not in folders
     }
+
+
+def settings_of(folders: Sequence[str]) -> list[str]:
+    """Return the names of a setting of each folder that has some: a service without the folder must
+    not start as if it were not given."""
+    kinds = [
+        kind
+        for kind in Settings.__mro__
+        if kind.__module__.split(".")[2:3] in ([f] for f in folders)
+    ]
+    return [next(iter(kind.__annotations__)) for kind in kinds]
 
 
 def forget(file: Path, folder: str) -> None:
@@ -292,13 +307,13 @@ def unlisted(text: str, gone: Sequence[str]) -> str:
     return re.sub(rf'    "service\.features\.({"|".join(gone)})\..*",\n', "", text)
 
 
-def run(where: Path, tool: str, *arguments: str) -> str:
+def run(where: Path, tool: str, *arguments: str, code: int = 0, **environment: str) -> str:
     done = subprocess.run(
         [Path(sys.executable).with_name(tool), *arguments],
         cwd=where,
-        env={**os.environ, "PYTHONPATH": str(where)},
+        env={**os.environ, "PYTHONPATH": str(where), **environment},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stdout + done.stderr

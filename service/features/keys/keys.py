@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from service.core.errors import ConfigError, Unauthorized
 from service.core.pydantic_errors import mistake
-from service.limits.rates import Rate
+from service.features.keys.rates import Rate
 
 Scope = Literal["explain", "admin"]
 PREFIX = "gradcam_"
