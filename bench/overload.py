@@ -51,7 +51,7 @@ from rich.table import Table
 from bench.open_loop import Flood, Shot, ask, flood, patience, percentile
 from bench.record import record
 from bench.service import SERVE, photographs, request, started
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.settings import Settings
 
 PATH: Final = "/v1/models/m:explain?output=mask&fit=squash"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.features.administration.settings import AdministrationSettings
 from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
+from service.features.keys.settings import KeySettings
 from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.origins.settings import OriginSettings
 from service.features.platforms.settings import PlatformSettings
@@ -16,6 +17,7 @@ from service.features.traces.settings import TraceSettings
 class Settings(
     ForwardedSettings,
     JobSettings,
+    KeySettings,
     OpenInferenceSettings,
     OriginSettings,
     PlatformSettings,

@@ -16,7 +16,7 @@ import yaml
 from service import __version__
 from service.core.metrics import Metrics
 from service.core.settings import PREFIX
-from service.limits.keys import read_keys
+from service.features.keys.keys import read_keys
 from service.models.catalog import read_catalog
 from service.settings import Settings
 

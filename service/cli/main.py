@@ -1,4 +1,4 @@
-"""The command line `gradcam`: the commands of the features, and `serve`, `key` and `openapi`."""
+"""The command line `gradcam`: the commands of the features, and `serve` and `openapi`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
 from service.core.threads import spin_briefly
 from service.features import COMMANDS
-from service.limits.keys import new_key, read_keys
 from service.local.options import Models
 from service.models.catalog import EMBEDDED, configured
 from service.process.listener import listen
@@ -126,8 +125,7 @@ def _serve(settings: Settings) -> int:
     with ExitStack() as opened:
         settings = opened.enter_context(settings.here())
         entries = configured(settings)
-        if settings.keys:
-            read_keys(settings.keys)  # report a mistake in it before anything starts
+        settings.check_files()
         listening = opened.enter_context(listen(settings))
         if settings.supervise:
             return supervise(listening, settings, entries)
@@ -141,23 +139,6 @@ def _serve(settings: Settings) -> int:
         from service.process.server import run
 
         return run(lambda: create_app(settings, entries), settings, listening, None)
-
-
-@cli.command()
-def key(
-    name: Annotated[str, typer.Argument(help="Name of the key's owner.")],
-    scope: Annotated[
-        list[str] | None, typer.Option(help="explain or admin; repeat for both.")
-    ] = None,
-    rate: Annotated[str | None, typer.Option(help="Like 600/minute.")] = None,
-    expires: Annotated[
-        str | None, typer.Option(help="When the key ends: 90d, 2027-01-31, or a time with offset.")
-    ] = None,
-) -> None:
-    """Make an API key: prints its entry for the file of keys, and, once, the key itself."""
-    secret, entry = new_key(name, scope or ["explain"], rate, expires)
-    print(entry)
-    print(f"# The key, shown this once: {secret}", file=sys.stderr)
 
 
 @cli.command()

@@ -35,6 +35,7 @@ WORDS: Final = {
     "literal_error": "it should be {expected}",
     "list_type": "it should be a list",
     "tuple_type": "it should be a list",
+    "frozen_set_type": "it should be a list",
     "too_short": "it should have at least {min_length} items",
     "too_long": "it should have at most {max_length} items",
     "dict_type": "it should be an object",

@@ -137,9 +137,6 @@ class CoreSettings(BaseModel):
     drain_seconds: float = Field(
         20.0, ge=0, description="longest time for running requests to finish after SIGTERM"
     )
-    keys: Path | None = Field(
-        None, description="the TOML file of API keys; without it, everybody may explain"
-    )
     insecure: bool = Field(
         False, description="listen on an address that others can reach, without keys"
     )
@@ -169,6 +166,14 @@ class CoreSettings(BaseModel):
             batch: number of images in a full batch of a model.
         """
         return 0 if name in self.model_fields_set else FULL_BATCHES * batch
+
+    def identifies_callers(self) -> bool:
+        """Return whether a feature identifies the callers. If not, everybody may explain and nobody
+        may administrate, and others may reach the service only if it is `insecure`."""
+        return False
+
+    def check_files(self) -> None:
+        """Raise ConfigError if a file that a feature follows has a mistake."""
 
     def other_ports(self) -> tuple[int, ...]:
         """Return the ports that features open beside the service's own.

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "init": "service.features.init.command",
     "export": "service.features.export.command",
     "compile": "service.features.compile.command",
+    "key": "service.features.keys.command",
 }
 """Name of a command → the module whose `command` it is. It is imported when it is needed."""
 
@@ -76,6 +77,7 @@ def adapters() -> tuple[Adapter, ...]:
     from service.features.drift.routes import drift
     from service.features.forwarded.adapter import forwarded
     from service.features.jobs.adapter import jobs
+    from service.features.keys.adapter import keys
     from service.features.open_inference.adapter import v2
     from service.features.origins.adapter import origins
     from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
@@ -83,6 +85,7 @@ def adapters() -> tuple[Adapter, ...]:
     from service.features.studio.routes import studio
 
     return (
+        keys,
         origins,
         remote_images,
         studio,

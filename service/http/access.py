@@ -7,13 +7,28 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.routing import BaseRoute
 
-from service.core.errors import MethodNotAllowed, Problem, UnknownRoute
+from service.core.errors import Forbidden, MethodNotAllowed, Problem, UnknownRoute
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 ORDER: Final = ("GET", "HEAD", "POST", "DELETE")
 """Methods in the order in which a 405 lists them."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request: the name and the scopes of a key, and what counts a request of it, or
+    raises RateLimited if the key has had as many as it may."""
+
+    name: str
+    scopes: frozenset[str]
+    count: Callable[[], None]
+
+
+Identify = Callable[[Headers], Caller]
+"""Returns who sends a request, by its headers; raises Unauthorized if it does not know them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,20 @@ class Access:
     work: bool = False
     streams: bool = False
     without_keys: bool = False
+
+    def require(self, caller: Caller | None) -> None:
+        """Raise Forbidden if a caller, None where nobody is known, may not ask the route."""
+        if caller is None:
+            if self.scope == "admin" and not self.without_keys:
+                raise Forbidden(
+                    "models are added and removed with an API key of scope 'admin', and this "
+                    "service has no keys: see GRADCAM_KEYS"
+                )
+        elif self.scope != "read" and self.scope not in caller.scopes:
+            raise Forbidden(
+                f"the key {caller.name!r} has the scope {', '.join(sorted(caller.scopes))}, and "
+                f"this needs {self.scope}"
+            )
 
 
 def needs(

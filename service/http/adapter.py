@@ -1,4 +1,5 @@
-"""What a feature adds to the app: routes of other resources, or another way in, such as a protocol.
+"""What a feature adds to the app: routes of other resources, another way in, such as a protocol, or
+who the callers are.
 
 An adapter is a function that takes the parts of the app and returns what it adds to the app, or
 None where the settings do not ask for it. `service.features.adapters` lists them.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -19,6 +21,7 @@ from service.backend.interface import Backend
 from service.core.errors import ConfigError
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
+from service.http.access import Identify
 from service.http.guard import Guard
 from service.http.reception import Choose, Fetch, Reception
 from service.limits.admission import Admission
@@ -45,6 +48,8 @@ class AppParts:
     reception: Reception
     body_budget: BodyBudget
     admission: Admission
+    shared: Path | None
+    """The folder that the processes of the service share; None if this process is alone."""
     is_first: bool
     """Whether this process does what one process of a service does for all."""
 
@@ -69,7 +74,10 @@ class Added:
             process then ends.
         fetch: fetches the images that are given by address.
         choose: completes the instances of each request before the work on them.
+        identify: returns who sends a request. Without it, everybody may explain, and nobody may
+            administrate.
         state: entries of the app's `state`, for whoever holds the app.
+        security_schemes: the ways to send what identifies a caller, as OpenAPI describes them.
         tags: the names of groups of its routes in OpenAPI, with a sentence about each.
         max_streamed_bytes: maximum bytes of a body that a route of the adapter writes to the disk
             as it arrives.
@@ -83,7 +91,9 @@ class Added:
     failure: Callable[[], ConfigError | None] = lambda: None
     fetch: Fetch | None = None
     choose: Choose | None = None
+    identify: Identify | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
+    security_schemes: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     max_streamed_bytes: int = 0
 

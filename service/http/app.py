@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
@@ -25,12 +26,7 @@ from starlette.types import Lifespan
 from service import __version__
 from service.backend.interface import Backend
 from service.core.allocator import give_back_memory
-from service.core.errors import (
-    ConfigError,
-    MalformedRequest,
-    Problem,
-    UnknownRoute,
-)
+from service.core.errors import ConfigError, MalformedRequest, Problem, UnknownRoute
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.core.threads import one_each
@@ -39,17 +35,15 @@ from service.http.access import AccessTable, needs
 from service.http.adapter import Adapter, Added, AppParts, Middleware
 from service.http.answers import problem_response
 from service.http.contract import gather_components
-from service.http.documentation import DESCRIPTION, SECURITY, SECURITY_SCHEMES, TAGS
-from service.http.guard import Guard, Guarded, LimitBody
-from service.http.middleware import AnswerHead, Deliver, ObserveRequests, Prefixed
+from service.http.documentation import DESCRIPTION, TAGS
+from service.http.guard import Guard, Guarded
+from service.http.middleware import AnswerHead, Deliver, LimitBody, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
 from service.http.reception import Reception, fetch_none
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget
 from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
-from service.limits.keys import keys_of_restart
-from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
 
@@ -73,7 +67,7 @@ def make_app(
     manager: Backend,
     metrics: Metrics,
     counts: ServiceCounts | None = None,
-    rates: Rates | None = None,
+    shared: Path | None = None,
     is_first: bool = True,
 ) -> FastAPI:
     """Make the app that serves the models of a backend.
@@ -85,9 +79,13 @@ def make_app(
         manager: the backend; the app enters it when it starts, and leaves it when it ends.
         metrics: the metrics that `GET /metrics` shows, and to which the backend adds its own.
         counts: the counts of the whole service; by default, this process is alone.
-        rates: the rates of keys, of the whole service; by default, this process is alone.
+        shared: the folder that the processes of the service share; by default, this process is
+            alone.
         is_first: whether this process does what one process of a service does for all, such as
             processing jobs.
+
+    Raises:
+        ConfigError: if callers should be identified, and no adapter does it.
     """
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
@@ -117,7 +115,6 @@ def make_app(
         fitting=fitting,
         warmed=warmed,
     )
-    keys = keys_of_restart(settings.keys) if settings.keys else None
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
     )
@@ -133,9 +130,13 @@ def make_app(
         reception,
         body_budget,
         admission,
+        shared,
         is_first,
     )
     additions = [added for adapter in adapters if (added := adapter(parts))]
+    identify = next((added.identify for added in additions if added.identify), None)
+    if settings.identifies_callers() and identify is None:
+        raise ConfigError("a setting asks for keys of callers, and no feature here reads them")
     reception.fetch = next((added.fetch for added in additions if added.fetch), fetch_none)
     reception.choosers = [added.choose for added in additions if added.choose]
 
@@ -147,15 +148,14 @@ def make_app(
                 for added in additions:
                     if added.running:
                         await scope.enter_async_context(added.running(guard))
-                tasks = [asyncio.create_task(_rest(admission), name="rest")]
-                if keys and settings.keys:
-                    tasks.append(asyncio.create_task(keys.follow(settings.keys), name="keys"))
+                resting = asyncio.create_task(_rest(admission), name="rest")
+                scope.callback(resting.cancel)
                 yield
-                for task in tasks:
-                    task.cancel()
 
     told = chain.from_iterable(added.tags.items() for added in additions)
     app = _described_app(lifespan, [{"name": name, "description": text} for name, text in told])
+    schemes = dict(chain.from_iterable(added.security_schemes.items() for added in additions))
+    app.openapi = partial(_openapi, app, schemes)  # type: ignore[method-assign]
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http_exception)
     for router in (
@@ -166,8 +166,7 @@ def make_app(
         app.include_router(router)
     guard = Guard(
         table=AccessTable(app.routes),
-        keys=keys,
-        rates=rates or Rates(),
+        identify=identify,
         admission=admission,
         native=partial(_native, additions),
     )
@@ -213,7 +212,6 @@ def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]
         redoc_url=None,
         generate_unique_id_function=_operation_id,
     )
-    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     for route in app.routes:  # FastAPI's own, of the documentation
         needs("read")(getattr(route, "endpoint", None) or getattr(route, "app"))  # noqa: B009
     return app
@@ -240,14 +238,16 @@ def _operation_id(route: APIRoute) -> str:
     return first + "".join(map(str.title, rest))
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, schemes: Mapping[str, Any]) -> dict[str, Any]:
     """Return FastAPI's document, with all components and the security schemes."""
     document = FastAPI.openapi(app)
     gather_components(document)
     # Additions come after what every service has, but for the root of all addresses.
     document["paths"] = dict(sorted(document["paths"].items(), key=lambda path: path[0] != "/"))
-    document["components"]["securitySchemes"] = SECURITY_SCHEMES
-    document["security"] = SECURITY
+    if schemes:
+        document["components"]["securitySchemes"] = schemes
+        # One of the schemes, or none, because a service may identify nobody.
+        document["security"] = [*({name: []} for name in schemes), {}]
     return document
 
 

@@ -10,13 +10,6 @@ Explains what vision models look at: class activation maps of PyTorch models ove
 The native API is KServe V1, so the service is a drop-in KServe explainer. Every error is an
 RFC 9457 problem whose `detail` names the bad value and what is allowed.
 """
-SECURITY_SCHEMES: Final = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
-    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-    "basic": {"type": "http", "scheme": "basic", "description": "For browsers: as the password."},
-}
-SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"header": []}, {"basic": []}, {}]
-"""One of the schemes, or none, because a service may have no keys."""
 TAGS: Final = [
     {"name": "explain", "description": "Predictions and explanations."},
     {"name": "models", "description": "What is served."},

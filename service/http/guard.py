@@ -1,27 +1,26 @@
 """The guard: lets a request in or refuses it, before its body is read.
 
-What is checked, in this order: the key is known; a route answers the request; the key's scopes
-allow that route; there is a place among the requests in progress; the key's rate is kept. Then the
-body is bounded while it is read. A caller without a key cannot see which routes there are or which
-model is busy, and a request that finds no place does not count for its key's rate.
+What is checked, in this order: the caller is known; a route answers the request; the caller's
+scopes allow that route; there is a place among the requests in progress; the caller's rate is kept.
+A caller without a key cannot see which routes there are or which model is busy, and a request that
+finds no place does not count for its caller's rate.
 
-What a route requires stands with its handler (`service.http.access`). A request that no declared
-route answers goes no further, so that a route cannot be reached without its declaration.
+Who the callers are, a feature says (`identify` in `service.http.adapter`). What a route requires
+stands with its handler (`service.http.access`). A request that no declared route answers goes no
+further, so that a route cannot be reached without its declaration.
 """
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.core.errors import (
-    BodyTooLarge,
     Forbidden,
     MalformedRequest,
     Problem,
@@ -30,21 +29,15 @@ from service.core.errors import (
     Unauthorized,
 )
 from service.core.metrics import Metrics
-from service.http.access import Access, AccessTable
-from service.http.encodings import Decoded
+from service.http.access import Access, AccessTable, Caller, Identify
 from service.limits.admission import Admission
-from service.limits.body_budget import BodyBudget
-from service.limits.keys import ApiKey, Keys
-from service.limits.rates import Rates
 
-SEND_ONE = "send an API key: Authorization: Bearer KEY, or X-API-Key: KEY"
 REASONS: Final[Mapping[type[Problem], str]] = {
     Unauthorized: "no key",
     Forbidden: "scope",
     RateLimited: "rate",
 }
 """Problem → reason in the metrics. `Admission` counts its refusals itself."""
-OF_ENCODED: Final = (b"content-encoding", b"content-length")
 FROM_BROWSERS: Final = (b"origin", b"sec-fetch-site")
 TIMEOUT: Final = "x-request-timeout"
 """Header with the seconds that a caller allows."""
@@ -52,14 +45,12 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class Guard:
-    """Decides which requests are let in. Without a file of keys, it lets in every request for which
-    there is a place, except those that need the scope `admin`.
-
-    A key is sent as `Authorization: Bearer KEY`, as `X-API-Key: KEY`, or, by browsers, as the
-    password of `Authorization: Basic`.
+    """Decides which requests are let in.
 
     Args:
         table: the access of the app's routes.
+        identify: returns who sends a request. Without it, every request is let in for which there
+            is a place, except those that need the scope `admin`.
         native: returns the path of the route that answers a request, by the path and the headers
             with which it came: a platform prescribes paths of its own.
     """
@@ -68,15 +59,13 @@ class Guard:
         self,
         *,
         table: AccessTable,
-        keys: Keys | None,
-        rates: Rates,
+        identify: Identify | None,
         admission: Admission,
         native: Callable[[str, Headers], str] = lambda path, headers: path,
     ) -> None:
         self._table = table
         self._native = native
-        self._keys = keys
-        self._rates = rates
+        self._caller_of: Callable[[Headers], Caller | None] = identify or (lambda headers: None)
         self._admission = admission
 
     def let_in(self, method: str, path: str, headers: Headers, state: dict[str, Any]) -> None:
@@ -89,19 +78,20 @@ class Guard:
             UnknownRoute, MethodNotAllowed: if no route answers it.
         """
         found = self._table.lookup(method, path)
-        key = None if found and found[0].scope == "open" else self._key_of(headers)
-        if key:
-            state["key"] = key.name
+        caller = None if found and found[0].scope == "open" else self._caller_of(headers)
+        if caller:
+            state["key"] = caller.name
         if found is None:
-            self._count(key)
+            if caller:
+                caller.count()
             if not self._table.is_redirected(path):
                 raise self._table.refusal(method, path)
             state["place"] = None
             return
         access, model = found
-        self._require_scope(key, access)
+        access.require(caller)
         state["model"] = model
-        state.update(self.enter(access, model, key, allowed_seconds(headers)))
+        state.update(self.enter(access, model, caller, allowed_seconds(headers)))
 
     def access_of(self, method: str, path: str) -> Access:
         """Return what a route requires.
@@ -113,22 +103,20 @@ class Guard:
             return found[0]
         raise self._table.refusal(method, path)
 
-    def authorise(self, access: Access, headers: Headers) -> ApiKey | None:
-        """Return the key of a request; None if it needs none, or the service has none.
+    def authorise(self, access: Access, headers: Headers) -> Caller | None:
+        """Return who sends a request; None if nobody has to say it, or no feature identifies them.
 
         Raises:
-            Unauthorized, Forbidden: if there is no key, or it does not allow the request.
+            Unauthorized, Forbidden: if the caller is unknown, or may not send the request.
         """
-        if access.scope == "open":
-            return None
-        key = self._key_of(headers)
-        self._require_scope(key, access)
-        return key
+        caller = None if access.scope == "open" else self._caller_of(headers)
+        access.require(caller)
+        return caller
 
     def enter(
-        self, access: Access, model: str | None, key: ApiKey | None, seconds: float
+        self, access: Access, model: str | None, caller: Caller | None, seconds: float
     ) -> dict[str, Any]:
-        """Give an authorised request its place, and count it for its key's rate.
+        """Give an authorised request its place, and count it for its caller's rate.
 
         Args:
             model: name of the model on which it asks for work; None if it asks for none.
@@ -140,18 +128,19 @@ class Guard:
             the place that it has taken, or None if it needs none. `Observe` frees it.
 
         Raises:
-            QueueFull, RateLimited: if there is no place, or the key has had its requests.
+            QueueFull, RateLimited: if there is no place, or the caller has had its requests.
         """
         place = None
         if model is not None:
-            place = self._admission.enter(model, key.name if key else "", seconds=seconds)
+            place = self._admission.enter(model, caller.name if caller else "", seconds=seconds)
         try:
-            self._count(key)
+            if caller:
+                caller.count()
         except RateLimited:
             if place:
                 place.leave()
             raise
-        told = {} if key is None else {"key": key.name, "admin": "admin" in key.scopes}
+        told = {"key": caller.name, "admin": "admin" in caller.scopes} if caller else {}
         return {**told, "access": access, "place": place}
 
     def let_in_early(self, target: bytes, headers: RawHeaders) -> dict[str, Any] | None:
@@ -171,47 +160,12 @@ class Guard:
             return None
         try:
             access, model = found
-            key = self.authorise(access, known)
-            return {"model": model, **self.enter(access, model, key, allowed_seconds(known))}
+            caller = self.authorise(access, known)
+            return {"model": model, **self.enter(access, model, caller, allowed_seconds(known))}
         except QueueFull:
             raise
         except Problem:  # the app refuses it again, with a request id and a line in the log
             return None
-
-    def _key_of(self, headers: Headers) -> ApiKey | None:
-        """Return the key of a request; None if the service has no keys."""
-        if self._keys is None:
-            return None
-        sent = presented(headers)
-        if key := self._keys.of(sent):
-            return key
-        if sent:
-            raise Unauthorized(f"the API key that was sent is not known; {SEND_ONE}")
-        raise Unauthorized(SEND_ONE)
-
-    def _require_scope(self, key: ApiKey | None, access: Access) -> None:
-        if key is None:
-            if access.scope == "admin" and not access.without_keys:
-                raise Forbidden(
-                    "models are added and removed with an API key of scope 'admin', and this "
-                    "service has no keys: see GRADCAM_KEYS"
-                )
-            return
-        if access.scope != "read" and access.scope not in key.scopes:
-            raise Forbidden(
-                f"the key {key.name!r} has the scope {', '.join(sorted(key.scopes))}, and this "
-                f"needs {access.scope}"
-            )
-
-    def _count(self, key: ApiKey | None) -> None:
-        if key is None or key.rate is None:
-            return
-        wait = self._rates.hit(key.rate, key.name)
-        if wait is not None:
-            raise RateLimited(
-                f"the key {key.name!r} may make {key.rate}; try again later",
-                retry_after=math.ceil(wait),
-            )
 
 
 class Guarded:
@@ -232,73 +186,6 @@ class Guarded:
                     self._metrics.rejected.labels(reason=reason).inc()
                 raise
         await self._app(scope, receive, send)
-
-
-class LimitBody:
-    """Refuses a request whose body is larger than allowed, because of its Content-Length or as soon
-    as too many bytes have arrived. It also refuses a request if the bodies of all requests together
-    are larger than the service may hold. A body with a Content-Encoding is decoded here, and its
-    decoded bytes count.
-
-    Args:
-        max_bytes: maximum bytes of a body.
-        body_budget: counts the bytes of all bodies in memory.
-        max_streamed_bytes: maximum bytes of a body that its route writes to the disk as it arrives.
-            The route itself counts the bytes that it holds in memory.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        max_bytes: int,
-        body_budget: BodyBudget,
-        max_streamed_bytes: int = 0,
-        metrics: Metrics,
-    ) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._max_streamed_bytes = max_streamed_bytes
-        self._body_budget = body_budget
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        claimed = headers.get("content-length", "")
-        access = scope.get("state", {}).get("access")
-        streams = access is not None and access.streams
-        most = self._max_streamed_bytes if streams else self._max_bytes
-        encoding = ", ".join(headers.getlist("content-encoding")).strip()
-        if encoding.lower() == "identity":
-            encoding = ""
-        if encoding:  # what is read has neither this encoding nor this length
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_ENCODED]
-        received = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal received, receive, encoding
-            if claimed.isdecimal() and int(claimed[:20]) > most:
-                raise self._too_large(f"the body has {claimed[:20]} bytes", most)
-            if encoding:
-                receive, encoding = Decoded(receive, encoding), ""
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > most:
-                raise self._too_large("the body is larger", most)
-            if not streams:
-                hold(received)
-            return message
-
-        with self._body_budget.share() as hold:
-            scope.setdefault("state", {})["hold"] = hold.add
-            await self._app(scope, receive_bounded, send)
-
-    def _too_large(self, what: str, most: int) -> BodyTooLarge:
-        self._metrics.rejected.labels(reason="body too large").inc()
-        return BodyTooLarge(f"{what}; at most {most} bytes are allowed")
 
 
 def asked_seconds(headers: Headers) -> float:
@@ -328,16 +215,3 @@ def allowed_seconds(headers: Headers) -> float:
         return asked_seconds(headers)
     except MalformedRequest:
         return math.inf
-
-
-def presented(headers: Headers) -> str:
-    """Return the key that a request carries, or "" if it carries none."""
-    kind, _, value = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return value.strip()
-    if kind.lower() == "basic":
-        try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except ValueError:  # the value is not base64 of UTF-8
-            return ""
-    return headers.get("x-api-key", "")

@@ -1,5 +1,5 @@
-"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, sending in time, and
-the path in front of the service's own."""
+"""Middleware around the app: request ids, metrics, HEAD, unexpected errors, the size of bodies,
+sending in time, and the path in front of the service's own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.core.errors import PROBLEM_JSON, DeadlineExceeded, Problem, Unavailable, unexpected
+from service.core.errors import (
+    PROBLEM_JSON,
+    BodyTooLarge,
+    DeadlineExceeded,
+    Problem,
+    Unavailable,
+    unexpected,
+)
 from service.core.metrics import Metrics
 from service.core.tracing import PROBES, request_span
+from service.http.encodings import Decoded
+from service.limits.body_budget import BodyBudget
 
 access_log = logging.getLogger("service.access")
 
@@ -32,6 +41,7 @@ CLIENT_LEFT = 499  # only in metrics and log: the client has disconnected
 METHOD_NOT_ALLOWED = 405
 CONVERTER = re.compile(r":\w+\}")
 """The name of the converter in a route's parameter, such as `:model}`: no part of the address."""
+OF_ENCODED: Final = (b"content-encoding", b"content-length")
 PLAIN = "/v2"
 """Addresses of the Open Inference Protocol. Its clients read `error` of a problem document if the
 media type is plain JSON."""
@@ -181,6 +191,73 @@ async def _send_pieces(message: Message, send: Send) -> None:
     for start in range(0, len(body), PIECE):
         more = start + PIECE < len(body) or message.get("more_body", False)
         await send({**message, "body": body[start : start + PIECE], "more_body": more})
+
+
+class LimitBody:
+    """Refuses a request whose body is larger than allowed, because of its Content-Length or as soon
+    as too many bytes have arrived. It also refuses a request if the bodies of all requests together
+    are larger than the service may hold. A body with a Content-Encoding is decoded here, and its
+    decoded bytes count.
+
+    Args:
+        max_bytes: maximum bytes of a body.
+        body_budget: counts the bytes of all bodies in memory.
+        max_streamed_bytes: maximum bytes of a body that its route writes to the disk as it arrives.
+            The route itself counts the bytes that it holds in memory.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_bytes: int,
+        body_budget: BodyBudget,
+        max_streamed_bytes: int = 0,
+        metrics: Metrics,
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_streamed_bytes = max_streamed_bytes
+        self._body_budget = body_budget
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        claimed = headers.get("content-length", "")
+        access = scope.get("state", {}).get("access")
+        streams = access is not None and access.streams
+        most = self._max_streamed_bytes if streams else self._max_bytes
+        encoding = ", ".join(headers.getlist("content-encoding")).strip()
+        if encoding.lower() == "identity":
+            encoding = ""
+        if encoding:  # what is read has neither this encoding nor this length
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_ENCODED]
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received, receive, encoding
+            if claimed.isdecimal() and int(claimed[:20]) > most:
+                raise self._too_large(f"the body has {claimed[:20]} bytes", most)
+            if encoding:
+                receive, encoding = Decoded(receive, encoding), ""
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > most:
+                raise self._too_large("the body is larger", most)
+            if not streams:
+                hold(received)
+            return message
+
+        with self._body_budget.share() as hold:
+            scope.setdefault("state", {})["hold"] = hold.add
+            await self._app(scope, receive_bounded, send)
+
+    def _too_large(self, what: str, most: int) -> BodyTooLarge:
+        self._metrics.rejected.labels(reason="body too large").inc()
+        return BodyTooLarge(f"{what}; at most {most} bytes are allowed")
 
 
 class AnswerHead:

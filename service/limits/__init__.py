@@ -1,1 +1,1 @@
-"""Limits on callers: keys, rates, numbers of images, memory."""
+"""Limits on what callers take: numbers of images and of connections, memory."""

@@ -12,7 +12,6 @@ from service.core.settings import CoreSettings
 from service.features import adapters, operations
 from service.http.app import make_app
 from service.limits.counters import SharedCounts
-from service.limits.rates import Rates
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import COUNTS, ENGINE, Heartbeat
 from service.process.server import run as serve
@@ -49,7 +48,7 @@ def run(
             manager=RemoteBackend(str(folder / ENGINE), metrics),
             metrics=metrics,
             counts=SharedCounts(folder / COUNTS, number),
-            rates=Rates(folder),
+            shared=folder,
             is_first=number == 0,
         )
 

@@ -21,7 +21,7 @@ def listen(settings: CoreSettings) -> socket.socket:
         ConfigError: if the port, or one that a feature opens, cannot be used, or if others could
             reach it without a key.
     """
-    if settings.keys is None and not settings.insecure and not _is_loopback(settings.host):
+    if not (settings.identifies_callers() or settings.insecure or _is_loopback(settings.host)):
         raise ConfigError(
             f"{settings.host}:{settings.port} can be reached by others, and the service has no "
             "keys: name a file of keys in GRADCAM_KEYS (`gradcam key NAME` writes an entry), or "

@@ -187,7 +187,7 @@ def _say_hello(address: str, manager: Backend, settings: CoreSettings) -> None:
     if not manager.names:
         print(f"\n{none}\n", flush=True)
         return
-    key = '-H "X-API-Key: $KEY" ' if settings.keys else ""
+    key = '-H "X-API-Key: $KEY" ' if settings.identifies_callers() else ""
     name = manager.names[0]
     photo, ask = "photos/chelsea", "explain"
     with contextlib.suppress(Problem):  # it may have just been removed

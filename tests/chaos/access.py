@@ -15,9 +15,9 @@ from collections import Counter
 from pathlib import Path
 
 from service.app import create_app
+from service.features.keys.keys import new_key
 from service.features.studio.routes import PATHS
 from service.http.access import flat
-from service.limits.keys import new_key
 from service.settings import Settings
 from tests.chaos.finding import Finding
 from tests.chaos.sockets import metric

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import grpc
 
+from service.features.keys.keys import new_key
 from service.features.platforms.settings import EXPLAIN
-from service.limits.keys import new_key
 from tests.chaos import bodies, http2, messages, probing
 from tests.chaos.bodies import Message
 from tests.chaos.stage import Client, NoReply, Stage, staged, until_ready

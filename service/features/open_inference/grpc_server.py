@@ -50,13 +50,12 @@ from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.open_inference.statistics import AnswerCounts
 from service.features.open_inference.streaming import answer_in_order
 from service.features.open_inference.tensors import from_list, from_raw
-from service.http.access import Access
+from service.http.access import Access, Caller
 from service.http.guard import Guard
 from service.http.reception import deadline
 from service.limits.admission import AdmittedRequest
 from service.limits.body_budget import BodyBudget, Share
 from service.limits.connections import other_connections
-from service.limits.keys import ApiKey
 
 SERVICE: Final = "inference.GRPCInferenceService"
 INFER, STREAM = "ModelInfer", "ModelStreamInfer"
@@ -225,16 +224,16 @@ class Calls:
     async def _answer(self, name: str, context: Context, share: Share, seconds: float) -> bytes:
         """Return the message of the answer to a call."""
         call = GrpcCall(context, share, seconds)
-        access, key = self._authorised(name, context)
+        access, caller = self._authorised(name, context)
         if access.scope == "open":  # no byte of the message is needed
             return self._written(name, await self.handlers[name][0](None, call))
         body = await self._receive(context)
         share(len(body))
         message = await asyncio.to_thread(self._parsed, name, body)
-        return await self._worked(name, message, call, access, key, partial(self._written, name))
+        return await self._worked(name, message, call, access, caller, partial(self._written, name))
 
-    def _authorised(self, name: str, context: Context) -> tuple[Access, ApiKey | None]:
-        """Return what a call requires, and its key."""
+    def _authorised(self, name: str, context: Context) -> tuple[Access, Caller | None]:
+        """Return what a call requires, and who makes it."""
         _, method, path = self.handlers[name]
         access = self._guard.access_of(method, path.replace("{model}", "-"))
         headers = Headers(raw=[(key.encode(), value) for key, value in _metadata(context)])
@@ -246,12 +245,12 @@ class Calls:
         message: Any,
         call: GrpcCall,
         access: Access,
-        key: ApiKey | None,
+        caller: Caller | None,
         write: Callable[[Mapping[str, Any]], bytes],
     ) -> bytes:
         """Return what `write` makes of the handler's answer to a message."""
         model = _model_of(message) if access.work else None
-        call.place = self._guard.enter(access, model, key, call.seconds)["place"]
+        call.place = self._guard.enter(access, model, caller, call.seconds)["place"]
         try:
             fields = await self.handlers[name][0](message, call)
             return await asyncio.to_thread(write, fields)
@@ -266,9 +265,9 @@ class Calls:
             Overloaded: if too many streams are open, or too many of its key.
             Problem: if its key may not infer, it stands still, or the service shuts down.
         """
-        access, key = self._authorised(INFER, context)
-        name = key.name if key else None
-        if key and self._streams[name] >= STREAMS_OF_A_KEY:
+        access, caller = self._authorised(INFER, context)
+        name = caller.name if caller else None
+        if caller and self._streams[name] >= STREAMS_OF_A_KEY:
             raise Overloaded(
                 f"{STREAMS_OF_A_KEY} streams of the key {name!r} are open; use one of them for "
                 f"more requests, or {INFER}",
@@ -282,7 +281,7 @@ class Calls:
 
         async def answer(body: bytes, held: ExitStack) -> bytes:
             share = held.enter_context(self._body_budget.share())
-            return await self._answer_in_stream(body, context, share, access, key)
+            return await self._answer_in_stream(body, context, share, access, caller)
 
         self._streams[name] += 1
         try:
@@ -297,7 +296,7 @@ class Calls:
             self._streams -= Counter([name])  # which leaves out names without a stream
 
     async def _answer_in_stream(
-        self, body: bytes, context: Context, share: Share, access: Access, key: ApiKey | None
+        self, body: bytes, context: Context, share: Share, access: Access, caller: Caller | None
     ) -> bytes:
         """Return the message of the answer to a request of a stream: the stream goes on after a
         problem, which the message tells."""
@@ -313,7 +312,7 @@ class Calls:
                     message,
                     GrpcCall(context, share, seconds),
                     access,
-                    key,
+                    caller,
                     lambda fields: self._written(STREAM, {"infer_response": fields}),
                 )
         except Problem as problem:

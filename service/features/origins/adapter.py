@@ -21,7 +21,7 @@ def origins(parts: AppParts) -> Added:
     settings = parts.settings_of(OriginSettings)
     pages = settings.cors_origins
     # A service with keys may be reached by any name: a browser does not know its keys.
-    hosts = settings.hosts or (("*",) if settings.keys else ())
+    hosts = settings.hosts or (("*",) if settings.identifies_callers() else ())
     judged = (Origins, {"hosts": hosts, "pages": pages, "metrics": parts.metrics})
     shared = {
         "allow_origins": pages,

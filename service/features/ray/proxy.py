@@ -33,8 +33,7 @@ from service.core.errors import (
     UnknownRoute,
 )
 from service.core.metrics import Metrics
-from service.http.guard import LimitBody
-from service.http.middleware import HARMLESS, SECURITY
+from service.http.middleware import HARMLESS, SECURITY, LimitBody
 from service.limits.body_budget import BodyBudget
 from service.settings import Settings
 

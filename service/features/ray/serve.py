@@ -40,7 +40,6 @@ from service.core.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.core.logs import logging_set_up
 from service.core.pydantic_errors import mistake
 from service.features import AROUND
-from service.limits.keys import read_keys
 from service.models.catalog import ModelEntry, configured
 from service.settings import Settings
 
@@ -80,8 +79,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     scale = _scale({name: given.pop(name) for name in list(given) if name in Scale.model_fields})
     settings = _settings(given, scale)
     entries = configured(settings)
-    if settings.keys:
-        read_keys(settings.keys)  # report a mistake in it before anything starts
+    settings.check_files()
     deployment = serve.deployment(name="gradcam", **options(settings, scale))
     return deployment(serve.ingress()(Replica)).bind(settings, entries)
 
@@ -120,8 +118,7 @@ class Replica:
         from service.core.allocator import keep_memory
 
         keep_memory()
-        if self._settings.keys:
-            read_keys(self._settings.keys)  # the replica's node may not have the file
+        self._settings.check_files()  # the replica's node may not have them
         self._scope.enter_context(logging_set_up(self._settings))
         for module in AROUND:
             self._scope.enter_context(import_module(module).opened(self._settings))
@@ -202,7 +199,7 @@ def _settings(given: dict[str, Any], scale: Scale) -> Settings:
                 "listen on in http_options"
             )
     settings = Settings.read(os.environ, **given)
-    if settings.keys is None and not settings.insecure:
+    if not settings.identifies_callers() and not settings.insecure:
         raise ConfigError(
             "Serve's proxy may listen where others can reach it, and the service has no keys: "
             "name a file of keys, keys=keys.toml (`gradcam key NAME` writes an entry), or say "

@@ -33,7 +33,7 @@ from service.client import (
 )
 from service.client.answers import result_of
 from service.client.photos import Named, instance_of, read
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.pipeline.images import decode
 from tests.service.conftest import CAT, ESPRESSO, MODEL, comparable, encoded, noise, pixels
 from tests.service.live import ROOT, serving

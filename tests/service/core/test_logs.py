@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.logs import logging_set_up
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_overload import FRAGILE

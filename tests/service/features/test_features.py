@@ -25,7 +25,7 @@ from service.backend.work import Pixels, Running, Steps, StepWork, Work
 from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
-from service.core.settings import CoreSettings
+from service.core.settings import PREFIX, CoreSettings
 from service.features import AROUND, COMMANDS, SUPERVISED, WORK, adapters, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
@@ -258,6 +258,10 @@ def test_a_feature_is_deleted(name: str, tmp_path: Path, known_types: Path) -> N
         unlisted(project.read_text(), [*folders, "client"] if "client" in gone else folders)
     )
     check(tmp_path, known_types)
+    for setting in settings_of([name]):
+        given = {f"{PREFIX}{setting.upper()}": "1"}
+        refused = run(tmp_path, "python", "-m", "service", "serve", code=2, **given)
+        assert f"there is no setting {PREFIX}{setting.upper()};" in refused
     document = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))
     paths = document["paths"]
     used = {tag for path in paths.values() for one in path.values() for tag in one.get("tags", ())}
@@ -268,6 +272,17 @@ def test_a_feature_is_deleted(name: str, tmp_path: Path, known_types: Path) -> N
         for operation in operations()
         if operation.work.__module__.split(".")[2] not in folders
     }
+
+
+def settings_of(folders: Sequence[str]) -> list[str]:
+    """Return the names of a setting of each folder that has some: a service without the folder must
+    not start as if it were not given."""
+    kinds = [
+        kind
+        for kind in Settings.__mro__
+        if kind.__module__.split(".")[2:3] in ([f] for f in folders)
+    ]
+    return [next(iter(kind.__annotations__)) for kind in kinds]
 
 
 def forget(file: Path, folder: str) -> None:

@@ -13,9 +13,9 @@ from starlette.testclient import TestClient
 from starlette.types import Scope
 
 from service.app import create_app
+from service.features.keys.keys import new_key
 from service.features.studio.routes import PATHS
 from service.http.access import AccessTable, flat, needs
-from service.limits.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import running_app
 from tests.service.http.test_bad_input import check

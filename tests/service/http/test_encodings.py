@@ -17,7 +17,7 @@ from service.core.errors import BodyTooLarge, Overloaded
 from service.core.metrics import Metrics
 from service.http.access import Access
 from service.http.encodings import PIECE
-from service.http.guard import LimitBody
+from service.http.middleware import LimitBody
 from service.limits.body_budget import BodyBudget
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app

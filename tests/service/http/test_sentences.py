@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.errors import ConfigError
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
 from tests.service.conftest import MODEL, encoded, noise, running_app, wait_until_ready

@@ -15,7 +15,6 @@ from service.http.guard import Guard
 from service.limits.adaptive_limit import FIRST, LEAST, within
 from service.limits.admission import ACTIVE_SECONDS, BODY_SECONDS, Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
-from service.limits.rates import Rates
 from tests.service.limits.simulated import Clock
 
 CAT = "cat"
@@ -236,7 +235,7 @@ def test_the_head_of_a_request_says_how_long_its_caller_waits(
     )
     router = APIRouter()
     router.post("/v1/models/{model}:explain")(explain)
-    guard = Guard(table=AccessTable(router.routes), keys=None, rates=Rates(), admission=admission)
+    guard = Guard(table=AccessTable(router.routes), identify=None, admission=admission)
     head = [(b"x-request-timeout", sent.encode())]
     for _ in range(admitted):
         assert guard.let_in_early(b"/v1/models/cat:explain", head)

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from tests.service.conftest import encoded, noise
 from tests.service.live import ROOT, serving, starting, until_ready
 from tests.waiting import until

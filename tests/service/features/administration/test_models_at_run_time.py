@@ -12,7 +12,7 @@ import httpx2
 import psutil
 import pytest
 
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from tests.service.conftest import encoded, noise
 from tests.service.live import free_port, serving, until_ready
 from tests.waiting import until

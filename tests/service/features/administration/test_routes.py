@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from service.app import create_app
 from service.core.errors import ConfigError
 from service.engine import manager
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.settings import Settings

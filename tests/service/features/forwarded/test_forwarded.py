@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from bench.rolling import CONFIGURATION, NGINX, nginx
 from service.app import create_app
+from service.features.keys.keys import new_key
 from service.http.access import flat
-from service.limits.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check

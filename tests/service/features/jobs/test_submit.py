@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
 from tests.service.features.jobs.conftest import TINY, app_with

@@ -25,7 +25,7 @@ from service.features.jobs.results import ResultStore
 from service.features.jobs.routes import PAGE
 from service.features.jobs.runner import LEASE_ITEMS, Runner
 from service.features.jobs.submission import Submissions
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from service.settings import Settings
 from tests import waiting
 from tests.chaos.models import SICK

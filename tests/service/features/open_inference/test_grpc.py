@@ -21,9 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 from service.core.errors import ConfigError, Problem
 from service.features import open_inference
+from service.features.keys.keys import new_key
 from service.features.open_inference import grpc_server
 from service.features.open_inference.grpc_server import CODES
-from service.limits.keys import new_key
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
 from tests.service.conftest import MODEL, running_app

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from service.features.keys.keys import new_key
 from service.features.open_inference.tensors import Tensor, from_raw
-from service.limits.keys import new_key
 from service.models.catalog import EMBEDDED
 from service.settings import Settings
 from tests.service.conftest import CAT, MODEL, encoded, noise, running_app

@@ -15,9 +15,9 @@ import pytest
 from tritonclient import grpc as triton
 
 from service.core.errors import TooSlow, Unavailable
+from service.features.keys.keys import new_key
 from service.features.open_inference.grpc_server import STREAM, STREAMS, STREAMS_OF_A_KEY
 from service.features.open_inference.streaming import AT_ONCE, answer_in_order
-from service.limits.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.features.open_inference.test_grpc import calling, ended, image, outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from starlette.testclient import TestClient
 
 from service.core.errors import QueueFull
 from service.core.metrics import Metrics
+from service.features.keys.adapter import identify
+from service.features.keys.keys import new_key, read_keys
+from service.features.keys.rates import Rates
 from service.http.access import AccessTable, needs
 from service.http.guard import Guard
 from service.limits.admission import Admission
-from service.limits.keys import new_key, read_keys
-from service.limits.rates import Rates
 from service.settings import Settings
 from tests.service.conftest import running_app
+from tests.service.features.keys.test_access import EXPLAIN, PHOTO, PNG, SECURITY, bearer
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
-from tests.service.limits.test_access import EXPLAIN, PHOTO, PNG, SECURITY, bearer
 
 pytestmark = pytest.mark.contract
 OURS = "https://app.test"
@@ -178,8 +180,7 @@ def test_who_is_refused_before_the_service_hears_of_it(
     router.post("/v1/models/{model}:explain")(explain)
     guard = Guard(
         table=AccessTable(router.routes),
-        keys=read_keys(file) if keys else None,
-        rates=Rates(),
+        identify=partial(identify, read_keys(file), Rates()) if keys else None,
         admission=admission,
     )
     with admission.hold("m", 1, costly=0):

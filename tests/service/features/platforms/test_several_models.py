@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.errors import Forbidden, InvalidParameter, Problem, UnknownModel
+from service.features.keys.keys import new_key
 from service.features.platforms.sagemaker import read_model
-from service.limits.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check

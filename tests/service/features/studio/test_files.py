@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 from cam.drawing.overlay import COLORMAPS, colorize
 from service.app import create_app
+from service.features.keys.keys import new_key
 from service.features.studio.routes import ADDRESSES, BUILT, PATHS
-from service.limits.keys import new_key
 from service.settings import Settings
 
 pytestmark = pytest.mark.contract

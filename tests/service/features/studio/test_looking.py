@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from cam.drawing.overlay import colorize
 from cam.drawing.placement import Box, place
-from service.limits.keys import new_key
+from service.features.keys.keys import new_key
 from tests.service.conftest import encoded, noise
 from tests.service.features.studio.browsing import (
     READY,

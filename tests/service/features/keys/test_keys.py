@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from service.core.errors import ConfigError, Unauthorized
-from service.limits import keys as keys_module
-from service.limits.keys import Keys, keys_of_restart, new_key, read_keys
+from service.features.keys import keys as keys_module
+from service.features.keys.keys import Keys, keys_of_restart, new_key, read_keys
 from tests.waiting import until_async
 
+pytestmark = pytest.mark.contract
 GOOD = "sha256:" + "a" * 64
 ENTRY = f'[[keys]]\nname = "x"\ndigest = "{GOOD}"\n'
 

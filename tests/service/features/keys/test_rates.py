@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.limits import rates as module
-from service.limits.rates import Rate, Rates
+from service.features.keys import rates as module
+from service.features.keys.rates import Rate, Rates
+
+pytestmark = pytest.mark.contract
 
 
 class Clock:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import logging
 import re
 import secrets
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from service.core.errors import ConfigError, Unauthorized
 from service.core.pydantic_errors import mistake
-from service.limits.rates import Rate
+from service.features.keys.rates import Rate
 
 Scope = Literal["explain", "admin"]
 PREFIX = "gradcam_"
@@ -36,15 +36,15 @@ PATTERNS = {
 """Field that has a pattern → a description of what the pattern allows."""
 
 
-class KeyEntry(BaseModel):
-    """One `[[keys]]` entry of the file of keys."""
+class ApiKey(BaseModel):
+    """The key of one caller: a `[[keys]]` entry of the file of keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
-    scopes: Annotated[tuple[Scope, ...], Field(min_length=1)] = ("explain",)
-    rate: str | None = None
+    scopes: Annotated[frozenset[Scope], Field(min_length=1)] = frozenset({"explain"})
+    rate: Rate | None = None
     expires: datetime | None = None
     """From when on the key is unknown."""
 
@@ -57,23 +57,12 @@ class KeyEntry(BaseModel):
             return expires
         raise ValueError("it should be a date, or a time with an offset, like 2027-01-31T12:00:00Z")
 
-    @field_validator("rate")
+    @field_validator("rate", mode="plain")
     @classmethod
-    def _is_a_rate(cls, rate: str | None) -> str | None:
-        if rate is not None:
-            Rate.parsed(rate)
-        return rate
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """The key of one caller."""
-
-    name: str
-    digest: bytes
-    scopes: frozenset[Scope]
-    rate: Rate | None
-    expires: datetime | None
+    def _is_a_rate(cls, rate: Any) -> Rate | None:
+        if rate is None or isinstance(rate, str):
+            return None if rate is None else Rate.parsed(rate)
+        raise ValueError("it should be text")
 
 
 class Keys:
@@ -91,7 +80,7 @@ class Keys:
         """
         if not presented:
             return None
-        digest = hashlib.sha256(presented.encode()).digest()
+        digest = digest_of(presented)
         match = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
@@ -129,6 +118,11 @@ class Keys:
                     followed, mistake = found, ""
             seen = found
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def digest_of(key: str) -> str:
+    """Return the digest of a key, as its entry has it."""
+    return DIGEST + hashlib.sha256(key.encode()).hexdigest()
 
 
 def keys_of_restart(file: Path) -> Keys:
@@ -169,22 +163,14 @@ def read_keys(file: Path) -> Keys:
     keys: list[ApiKey] = []
     for number, table in enumerate(tables, start=1):
         try:
-            entry = KeyEntry.model_validate(table)
+            key = ApiKey.model_validate(table)
         except ValidationError as error:
             raise ConfigError(
                 f"{file}: entry {number}: {_sentence(error)}; `gradcam key NAME` writes an entry"
             ) from None
-        if entry.name in (key.name for key in keys):
-            raise ConfigError(f"{file}: entry {number}: the name {entry.name!r} is taken")
-        keys.append(
-            ApiKey(
-                entry.name,
-                bytes.fromhex(entry.digest.removeprefix(DIGEST)),
-                frozenset(entry.scopes),
-                Rate.parsed(entry.rate) if entry.rate else None,
-                entry.expires,
-            )
-        )
+        if key.name in (other.name for other in keys):
+            raise ConfigError(f"{file}: entry {number}: the name {key.name!r} is taken")
+        keys.append(key)
     return Keys(keys)
 
 
@@ -192,7 +178,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "the entry"
     if first["type"] == "extra_forbidden":
-        return f"there is no {where}; an entry has {', '.join(KeyEntry.model_fields)}"
+        return f"there is no {where}; an entry has {', '.join(ApiKey.model_fields)}"
     if first["type"] == "missing":
         return f"{where} is required"
     message = mistake(first)
@@ -215,22 +201,14 @@ def new_key(
     """
     end = None if expires is None else _end(expires)
     key = PREFIX + secrets.token_urlsafe(32)
-    digest = DIGEST + hashlib.sha256(key.encode()).hexdigest()
+    entry = {"name": name, "digest": digest_of(key), "scopes": tuple(scopes), "rate": rate}
     try:
-        entry = KeyEntry(name=name, digest=digest, scopes=tuple(scopes), rate=rate, expires=end)
+        ApiKey.model_validate(entry)
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from None
-    lines = [
-        "[[keys]]",
-        f'name = "{entry.name}"',
-        f'digest = "{entry.digest}"',
-        f"scopes = [{', '.join(chr(34) + scope + chr(34) for scope in entry.scopes)}]",
-    ]
-    if rate:
-        lines.append(f'rate = "{rate}"')
-    if end:
-        lines.append(f"expires = {end.isoformat()}")
-    return key, "\n".join(lines) + "\n"
+    # What is allowed is written alike in JSON and in TOML, except times.
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in entry.items() if value]
+    return key, "".join(["[[keys]]\n", *lines, f"expires = {end.isoformat()}\n" if end else ""])
 
 
 def _end(given: str) -> datetime:

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from service.features.keys import keys as keys_module
+from service.features.keys.keys import new_key
 from service.features.studio.routes import PATHS
-from service.limits import keys as keys_module
-from service.limits.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 from tests.waiting import until
 
+pytestmark = pytest.mark.contract
 EXPLAIN = "/v1/models/fragile:explain"
 PNG = {"Content-Type": "image/png"}
 PHOTO = encoded(noise(8, 8))
@@ -201,19 +202,6 @@ def test_scopes_say_what_a_key_is_for(guarded: TestClient, keys: dict[str, str])
     check(guarded.delete("/v1/models/other", headers=both), 404, "unknown-model")
     response = guarded.post(EXPLAIN, content=PHOTO, headers={**PNG, **both})
     assert response.status_code == 200
-
-
-def test_without_keys_everybody_may_explain_and_nobody_changes_the_models() -> None:
-    new = {"name": "new", "source": "factory:tests.service.factories:tiny"}
-    settings = Settings(allowed_sources=("factory:*",))
-    with running_app(settings, [FRAGILE]) as client:
-        for headers in ({}, bearer("gradcam_any")):
-            refused = client.post("/v1/models", json=new, headers=headers)
-            check(refused, 403, "forbidden", "scope 'admin'", "GRADCAM_KEYS")
-            refused = client.delete("/v1/models/fragile", headers=headers)
-            check(refused, 403, "forbidden", "scope 'admin'", "GRADCAM_KEYS")
-        assert client.post(EXPLAIN, content=PHOTO, headers=PNG).status_code == 200
-        assert client.get("/v1/models").json() == {"models": ["fragile"]}
 
 
 def test_a_rate_bounds_its_own_key_alone(guarded: TestClient, keys: dict[str, str]) -> None:
