@@ -35,10 +35,10 @@ export async function decode(blob: Blob): Promise<Picture> {
 }
 
 /** A small picture of a photo, as an address; empty if the browser cannot decode it. */
-export async function thumbnailOf(blob: Blob, longest = THUMBNAIL): Promise<string> {
+export async function thumbnailOf(blob: Blob): Promise<string> {
   try {
     const whole = await createImageBitmap(blob, { imageOrientation: "from-image" });
-    const scale = Math.min(longest / Math.max(whole.width, whole.height), 1);
+    const scale = Math.min(THUMBNAIL / Math.max(whole.width, whole.height), 1);
     const canvas = new OffscreenCanvas(
       Math.max(whole.width * scale, 1), Math.max(whole.height * scale, 1));
     canvas.getContext("2d")!.drawImage(whole, 0, 0, canvas.width, canvas.height);

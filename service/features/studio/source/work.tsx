@@ -5,7 +5,6 @@ import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { paint } from "./colours";
 import { Curve } from "./curve";
-import { thumbnailOf } from "./photos";
 import { place } from "./smallmap";
 import { save } from "./takealong";
 import { choice, model, parametersOf, room, select, serves, strip } from "./view";
@@ -14,13 +13,13 @@ import { words } from "./words";
 const EVERY = 2000, LISTED = "20";
 /** How many pictures are added by a click, and how many stand on the page at most. */
 const FEW = 24, MOST = 8 * FEW;
-/** How many results are read at once, and by a click: a line has two pictures. The service gives so many lines at once. */
+/** How many results are read at once, so that the first are shown soon, and by a click. The service gives so many lines at once. */
 const PAGE = 25, BLOCK = 200, LINES = 10_000;
 /** What of a result's line is kept. */
 interface Row { cursor: number; item: string; label: string; probability?: number; warnings: string[]; error?: string }
 export const jobs = signal<api.Job[]>([]);
 const opened = signal<string>("");
-/** The longer side of a picture of the gallery, in pixels. */
+/** The width of a picture of the gallery, in pixels; that of a screen for one alone. */
 const WIDE = 320;
 const results = signal<Row[]>([]), most = signal(BLOCK);
 const clusters = signal<api.JobClusters | null>(null);
@@ -84,7 +83,7 @@ async function readNew(job: api.Job): Promise<void> {
     const after = results.value.at(-1)?.cursor ?? 0;
     const left = Math.min(job.counts.done + job.counts.failed, most.value) - results.value.length;
     if (left <= 0) return;
-    const rows = await api.lines(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}`, rowOf);
+    const rows = await api.lines(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}&maps=false`, rowOf);
     if (!rows.length || opened.value !== job.id) return;
     results.value = [...results.value, ...rows];
   }
@@ -109,12 +108,16 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
   } catch (error) { said(error); }
 }
 
+/** The picture of an item, which the service reduces: a photo may have many megapixels. */
+const pictureOf = (job: string, item: string, width: number): Promise<Blob> =>
+  api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}?width=${Math.round(width)}`, "image/jpeg");
+
 function Thumbnail({ job, item }: { job: string; item: string }) {
   const image = useRef<HTMLImageElement>(null);
   useEffect(() => {
     let address = "", gone = false;
-    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then((whole) => thumbnailOf(whole, WIDE)).then((small) => {
-      address = small;  // the picture has the photo's size
+    pictureOf(job, item, WIDE).then((small) => {
+      address = URL.createObjectURL(small);
       if (gone) URL.revokeObjectURL(address);
       else image.current!.src = address;
     }, () => { /* its sentence stands below */ });
@@ -135,7 +138,7 @@ async function look(job: string, item: string): Promise<void> {
     room.value = "look";
     return;
   }
-  const picture = await api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png");
+  const picture = await pictureOf(job, item, screen.width * devicePixelRatio);
   pictured.value = { item, address: URL.createObjectURL(picture) };
 }
 
