@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from cam import METHODS
 from cam.drawing.overlay import colorize
 from cam.drawing.placement import Box, place
 from service.limits.keys import new_key
@@ -45,6 +46,24 @@ def test_a_sample_is_explained_by_one_click(page: Page) -> None:
     page.get_by_role("button", name="a cat").click()
     explained(page)
     expect(page.locator("#classes button").first).to_contain_text("Egyptian cat")
+
+
+def test_what_a_method_works_with_and_its_paper_are_named(page: Page) -> None:
+    page.get_by_role("button", name="a cat").click()
+    explained(page)
+    told = page.locator("#method-from")
+    expect(told).to_have_text(
+        'It works with gradients at a layer. Paper: Selvaraju et al., "Grad-CAM: Visual '
+        'Explanations from Deep Networks via Gradient-based Localization", ICCV 2017, '
+        "equations 1 and 2."
+    )
+    for method, family in {
+        "eigencam": "the components of a layer's activations",
+        "occlusion": "changes of the photo or of a layer",
+        "gradient": "gradients at the photo's pixels",
+    }.items():
+        page.locator("#method").select_option(method)
+        expect(told).to_contain_text(f"It works with {family}. Paper: {METHODS[method].paper}.")
 
 
 def test_a_ready_view_of_an_example_is_one_click(page: Page, address: str) -> None:
