@@ -35,7 +35,7 @@ export const words = {
   contrast: "Contrast with",
   contrastNone: "no other class",
   contrastHint: "With a second class, the map shows what speaks for the chosen one and not for that one. " +
-    "The probabilities are the model's own.",
+    "Any class can be it: search it, and it is in this list. The probabilities are the model's own.",
   against: "What speaks against it",
   signed: "Evidence for and against",
   prompt: "In your own words",

@@ -203,6 +203,20 @@ def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes
     assert is_alike(drawn(page), theirs)
 
 
+def test_a_class_that_is_not_predicted_is_searched_for_a_contrast(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    orca = page.locator("#minus option", has_text="killer whale")
+    expect(orca).to_have_count(0)
+    page.locator("#search").fill("orca")
+    page.locator("#minus").select_option("killer whale (orca)")
+    expect(page.locator("#told")).to_contain_text("Why “Egyptian cat” and not “killer whale”")
+    expect(orca).to_have_text("killer whale")
+    assert (state(page)["target"], state(page)["minus"]) == ("285", "148")
+    page.locator("#search").fill("")
+    expect(page.locator("#minus")).to_have_value("148")
+
+
 def test_what_is_shown_is_said_in_one_sentence(page: Page, cat: bytes) -> None:
     take(page, cat)
     explained(page)
