@@ -3,11 +3,12 @@
 import { signal, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
+import { drawn } from "./code";
 import { paint } from "./colours";
 import { Curve } from "./curve";
 import { place } from "./smallmap";
 import { save } from "./takealong";
-import { choice, model, parametersOf, room, select, serves, strip } from "./view";
+import { choice, look, model, room, select, serves, strip } from "./view";
 import { words } from "./words";
 
 const EVERY = 2000, LISTED = "20";
@@ -96,8 +97,8 @@ function open(job: api.Job): void {
 
 /** Sends the photos of the strip, or those of a folder, to be explained or audited. */
 async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob }[]): Promise<void> {
-  const form = new FormData(), asked = parametersOf(choice.value);
-  const parameters = kind === "audits" ? { fit: asked.fit } : { ...asked, output: "overlay" };
+  const form = new FormData();
+  const parameters = kind === "audits" ? { fit: choice.value.fit } : drawn(choice.value, { ...look.value, view: "overlay" });
   form.append("model", choice.value.model);
   for (const [name, value] of Object.entries(parameters)) if (value !== undefined) form.append(name, value);
   for (const { name, blob } of photos) form.append("image", blob, name);
@@ -131,7 +132,7 @@ const pictured = signal<{ item: string; address: string } | null>(null);
 
 /** Opens a photo of a job where one looks. Of a photo that is not the page's own there is the picture alone: the heat
  * is painted on it, so that a model would see something else. */
-async function look(job: string, item: string): Promise<void> {
+async function lookAt(job: string, item: string): Promise<void> {
   const own = strip.value.find(({ name }) => name === item);
   if (own) {
     select(own.digest);
@@ -163,7 +164,7 @@ function Items({ job, items, order = "" }: { job: string; items: { item: string;
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
   return <>
     <ul class="grid">{items.slice(from, to).map(({ item, text }) => <li key={item}>
-      <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
+      <button type="button" class="map" onClick={() => void lookAt(job, item).catch(said)}>
         <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
     <p class="row">

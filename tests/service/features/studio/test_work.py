@@ -51,6 +51,9 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     expect(job).to_contain_text("done: 30 finished", timeout=4 * READY)
     expect(job.locator(".grid").first.locator("li")).to_have_count(24)
     expect(job.locator(".grid li").first).to_contain_text("Egyptian cat")
+    (document,) = work.request.get(f"{work.url.partition('#')[0]}v1/jobs").json()["jobs"]
+    drawn = {"output": "overlay", "opacity": "heat", "colormap": "inferno"}
+    assert drawn.items() <= document["parameters"].items(), "as the page draws"
     width = "image => image.complete && image.naturalWidth"
     work.wait_for_function(
         "() => [...document.querySelectorAll('.jobs img')].some((image) => image.naturalWidth)"
