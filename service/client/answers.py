@@ -12,7 +12,7 @@ from service.client.explanation import Explanation
 from service.client.failures import ServiceError, UnexpectedAnswer, failure, failure_of
 from service.core import schemas
 from service.features.answers import schemas as answer_schemas
-from service.features.jobs.schemas import ItemResult
+from service.features.jobs.schemas import ItemFacts, ItemResult
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -175,13 +175,16 @@ class Result:
     failure: ServiceError | None
 
 
-def result_of(line: bytes) -> Result:
+def result_of(line: bytes, schema: type[ItemFacts] = ItemResult) -> Result:
     """Return the result in a line of NDJSON.
+
+    Args:
+        schema: `ItemFacts` if the line was asked for without maps.
 
     Raises:
         UnexpectedAnswer: if the line does not fit the schema.
     """
-    read = parsed(ItemResult, line)
+    read = parsed(schema, line)
     return Result(
         cursor=read.cursor,
         index=read.index,

@@ -21,20 +21,25 @@ class Explanation:
     """One map, which shows where in a photo the model sees a target.
 
     Attributes:
-        document: the explanation as the service sent it.
+        document: the explanation as the service sent it. It is a `schemas.Explanation`, unless it
+            is of a job's results that were read without maps.
         asked: the parameters of the request, by which its picture is described; empty if they are
             not known.
     """
 
-    document: schemas.Explanation
+    document: schemas.MapFacts
     asked: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def map(self) -> NDArray[np.float32]:
         """The map as read-only float32 (H, W), in 0 … 1, or in −1 … 1 for a signed map. It has 255
         steps unless the request had `output="values"`. With `normalize="none"` it holds the
-        formula's own numbers."""
-        heatmap = self.document.heatmap
+        formula's own numbers.
+
+        Raises:
+            ValueError: if it was read without its map.
+        """
+        heatmap = self._whole.heatmap
         data = base64.b64decode(heatmap.data)
         if heatmap.encoding == "float32":
             values = np.frombuffer(data, "<f4").reshape(heatmap.shape).astype(np.float32)
@@ -50,11 +55,18 @@ class Explanation:
         """The requested picture (an overlay, heatmap, contour or panel) as PNG.
 
         Raises:
-            ValueError: if no picture was requested.
+            ValueError: if no picture was requested, or if it was read without its map.
         """
-        if self.document.overlay is None:
+        overlay = self._whole.overlay
+        if overlay is None:
             raise ValueError("the answer has no picture; ask with output='overlay'")
-        return base64.b64decode(self.document.overlay.data)
+        return base64.b64decode(overlay.data)
+
+    @property
+    def _whole(self) -> schemas.Explanation:
+        if isinstance(self.document, schemas.Explanation):
+            return self.document
+        raise ValueError("the results were read without maps; read them with maps=True")
 
     @property
     def id(self) -> str | None:
@@ -135,10 +147,13 @@ class Explanation:
         }
 
     def __repr__(self) -> str:
-        height, width = self.document.heatmap.shape
         whom = self.target.label or self.target.index
         sure = "" if self.target.probability is None else f" {self.target.probability:.3f}"
-        return f"<Explanation {whom}{sure}, {self.method} at {self.layer}, {height} × {width}>"
+        size = ""
+        if isinstance(self.document, schemas.Explanation):
+            height, width = self.document.heatmap.shape
+            size = f", {height} × {width}"
+        return f"<Explanation {whom}{sure}, {self.method} at {self.layer}{size}>"
 
     def _repr_png_(self) -> bytes:
         """What a notebook shows: the requested picture, or else the map, with a caption and, where
@@ -150,7 +165,7 @@ class Explanation:
         title = f"{self.target.label or self.target.index}"
         title = title if sure is None else f"{title}, p = {sure:.3f}"
         lines = (f"{self.method} at {self.layer}", *self.warnings)
-        if self.document.overlay is None:
+        if self._whole.overlay is None:
             return png(
                 drawn(self.map, None, signed=bool(self.document.signed), title=title, lines=lines)
             )
@@ -176,6 +191,8 @@ class Explanation:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from cam.drawing.notebook import mime_bundle
 
+        if not isinstance(self.document, schemas.Explanation):
+            return {"text/plain": repr(self)}
         return mime_bundle(self._repr_png_(), repr(self))
 
 

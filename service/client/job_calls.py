@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -103,18 +104,19 @@ def events(job: str) -> Request:
     return Request("GET", f"{_path(job)}/events", headers=headers, bulky=True)
 
 
-def results(job: str, after: int, limit: int) -> Request:
-    return get(f"{_path(job)}/results", after=after, limit=limit)
+def results(job: str, after: int, limit: int, *, maps: bool = True) -> Request:
+    left_out = None if maps else "false"
+    return get(f"{_path(job)}/results", after=after, limit=limit, maps=left_out)
 
 
 def lines_of(answer: Response) -> list[bytes]:
     return [line for line in answer.body.split(b"\n") if line.strip()]
 
 
-def result(job: str, item: str, accept: str = JSON) -> Request:
+def result(job: str, item: str, accept: str = JSON, width: int | None = None) -> Request:
     require_name("id of the item", item)
     path = f"{_path(job)}/results/{'/'.join(map(step, item.split('/')))}"
-    return Request("GET", path, headers={"Accept": accept})
+    return replace(get(path, width=width), headers={"Accept": accept})
 
 
 def archive(job: str, path: Path, form: str | None) -> Request:

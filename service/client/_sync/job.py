@@ -23,7 +23,7 @@ from service.core.choices import JobState
 from service.core.files import written_whole
 from service.features.audit.schemas import Audit, AuditDocument
 from service.features.jobs.cluster_schemas import ClustersOfClass, JobClusters
-from service.features.jobs.schemas import Counts, JobDocument
+from service.features.jobs.schemas import Counts, ItemFacts, ItemResult, JobDocument
 
 
 class Job:
@@ -105,21 +105,23 @@ class Job:
                 pause = tries.pause(error)
             sleep(pause)
 
-    def results(self, after: int = 0, *, page: int = 50) -> Generator[Result]:
+    def results(self, after: int = 0, *, page: int = 50, maps: bool = True) -> Generator[Result]:
         """What came out, each item as it is finished, until the job has ended: each exactly once,
         also if connections break meanwhile.
 
         Args:
             after: the cursor of the last result that is known already.
             page: how many to fetch, and hold, at a time.
+            maps: whether to fetch the maps and their pictures, which may have megabytes each.
+                Without them, an explanation has everything but `map` and `overlay`.
         """
         rhythm = job_calls.Rhythm()
         while True:
             ended = self.document.ended  # known before the page: nothing is added behind it
-            answer = self._line.send(job_calls.results(self.id, after, page))
+            answer = self._line.send(job_calls.results(self.id, after, page, maps=maps))
             lines = job_calls.lines_of(answer)
             for line in lines:
-                result = result_of(line)
+                result = result_of(line, ItemResult if maps else ItemFacts)
                 after = result.cursor
                 yield result
             if lines:
@@ -170,13 +172,18 @@ class Job:
         """
         return self._download(job_calls.audit_report(self.id), Path(path))
 
-    def picture(self, item: str, media_type: MediaType = "image/png") -> bytes:
+    def picture(
+        self, item: str, media_type: MediaType = "image/png", *, width: int | None = None
+    ) -> bytes:
         """The picture of an item that has one map.
+
+        Args:
+            width: its largest width in pixels; None for that of the photo.
 
         Raises:
             NotFound, NotFinished: as `result`.
         """
-        call = job_calls.result(self.id, item, media_type)
+        call = job_calls.result(self.id, item, media_type, width)
         answer = self._line.send(call)
         return answer.require_picture()
 

@@ -136,10 +136,16 @@ class Trials:
             best = self._best(best, (Setting(best.size, *manner) for manner in manners))
             if best == before:
                 break
-        # More photos judge what few have chosen. What changes nothing stays as the source has it.
+        # More photos judge what few have chosen. What changes nothing stays as the source has it,
+        # or is the photos' size: they are often kept as the model takes them.
         photos = photos.first(JUDGES * len(self._photos.images))
         found = tried(self._built, best, photos)
-        for change in ({"order": own.order}, {"range": own.range}, {"size": own.size}):
+        for change in (
+            {"order": own.order},
+            {"range": own.range},
+            {"size": start},
+            {"size": own.size},
+        ):
             simpler = dataclasses.replace(best, **change)
             if simpler != best:
                 score = tried(self._built, simpler, photos)

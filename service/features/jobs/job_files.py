@@ -21,6 +21,8 @@ from service.features.jobs.errors import FolderAway, unwritable
 
 PER_FOLDER: Final = 1000
 FOLDERS: Final = ("blobs", "results", "runners", "incoming")
+BLOCK_BYTES: Final = 1 << 16
+"""Bytes at the end of a file that are read first in search of its last line."""
 OLD_SECONDS: Final = 60
 """Age in seconds from which an unlocked lock file was left behind. A younger one may just have been
 created by a runner that is about to lock it."""
@@ -184,6 +186,22 @@ class Folder:
         """
         with _reading(self._result(job, number)) as file:
             return file.read_bytes()
+
+    def read_last_line(self, job: str, number: int) -> bytes:
+        """Read the last line of an item's result, but not the lines before it, which may have many
+        megabytes. Return b"" if there is only one line.
+
+        Raises:
+            FolderAway: if the file cannot be read now.
+            FileNotFoundError: if there is no such file.
+        """
+        with _reading(self._result(job, number)) as path, path.open("rb") as file:
+            size, length, found = file.seek(0, os.SEEK_END), BLOCK_BYTES, b""
+            while b"\n" not in found and len(found) < size:
+                file.seek(max(size - length, 0))
+                found, length = file.read(), 8 * length
+            _, line_break, last = found.rpartition(b"\n")
+            return last if line_break else b""
 
     def remove(self, job: str) -> None:
         """Remove all files of a job.

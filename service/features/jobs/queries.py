@@ -27,6 +27,8 @@ def _truth(sent: object) -> object:
 
 
 Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
+# In this order pydantic writes the bounds into the schema, although the type is in a union.
+Width = Annotated[int, Strict(), Field(ge=1, le=10_000), BeforeValidator(_whole)]
 Truth = Annotated[bool, Strict(), BeforeValidator(_truth)]
 Absent = SkipJsonSchema[None]
 """None that the schema leaves out, because a query has no null."""
@@ -61,6 +63,19 @@ class CancelQuery(BaseModel):
 class ResultsQuery(BaseModel):
     after: Whole = Field(0, ge=0, le=2**31 - 1, description="Lines after this cursor.")
     limit: Whole = Field(10_000, ge=1, le=10_000, description="Largest number of lines.")
+    maps: Truth = Field(
+        True,
+        description=(
+            "With `false`, each explanation has what is known of its map, without `heatmap` and "
+            "`overlay`: a line is then small, however large the photo is."
+        ),
+    )
+
+
+class ResultQuery(BaseModel):
+    width: Width | Absent = Field(
+        None, description="Largest width of the picture in pixels; a wider one is reduced."
+    )
 
 
 class ArchiveQuery(BaseModel):

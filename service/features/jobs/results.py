@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any, Final, Literal
 
@@ -19,6 +19,7 @@ from service.core.schemas import (
     Box,
     Explanation,
     MapFacts,
+    Prediction,
     ProblemDocument,
     ScoredClass,
     dump,
@@ -28,7 +29,7 @@ from service.features.jobs.database_tables import items, results
 from service.features.jobs.errors import ItemFailed, UnknownJob
 from service.features.jobs.job_files import Folder
 from service.features.jobs.records import Finished, Job
-from service.features.jobs.schemas import ItemAnswer, ItemResult
+from service.features.jobs.schemas import ItemAnswer, ItemFacts, ItemResult
 from service.pipeline.record import NUMBERS, MapRecord
 from service.pipeline.rendering import encode
 
@@ -115,19 +116,25 @@ def all_finished(result_store: ResultStore, job: Job) -> Iterator[Finished]:
 
 class StoredMaps(BaseModel):
     """The second line of a result's file, behind the result as it is served: the records of its
-    maps. Results of before version 2 have one line."""
+    maps, and the prediction. Results of before version 2 have one line, and those of version 2 at
+    first had no prediction there."""
 
     version: Literal[2] = 2
+    prediction: Prediction | None = None
     maps: list[MapRecord]
 
 
 def stored(answer: ItemAnswer, maps: list[MapRecord]) -> bytes:
     """Return what the file of an item's result holds."""
-    return dump(answer) + b"\n" + dump(StoredMaps(maps=maps))
+    return dump(answer) + b"\n" + dump(StoredMaps(prediction=answer.prediction, maps=maps))
 
 
-def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
-    """Return the result of an item as one line of JSON, without the line break."""
+def line_of(folder: Folder, job: Job, finished: Finished, *, maps: bool = True) -> bytes:
+    """Return the result of an item as one line of JSON, without the line break.
+
+    Args:
+        maps: whether the line has the maps and their pictures; otherwise they are not even read.
+    """
     if finished.problem is not None:
         return dump(
             ItemResult(
@@ -138,16 +145,16 @@ def line_of(folder: Folder, job: Job, finished: Finished) -> bytes:
                 problem=ProblemDocument.model_validate(finished.problem),
             )
         )
-    document, _, _ = _read(folder, job, finished).partition(b"\n")
-    return b'{"cursor":%d,' % finished.cursor + document[1:]
+    if not maps:
+        return dump(_facts(folder, job, finished))
+    return _line(folder, job, finished)
 
 
 def maps_of(folder: Folder, job: Job, finished: Finished) -> list[MapRecord]:
     """Return the records of the maps of an item that is explained."""
-    document, _, maps = _read(folder, job, finished).partition(b"\n")
-    if maps:
-        return StoredMaps.model_validate_json(maps).maps
-    answer = ItemAnswer.model_validate_json(document)
+    if kept := _stored(folder, job, finished):
+        return kept.maps
+    answer = ItemAnswer.model_validate_json(_line(folder, job, finished))
     classes = answer.prediction and answer.prediction.classes
     predicted = classes[0] if classes else None
     return [
@@ -156,9 +163,35 @@ def maps_of(folder: Folder, job: Job, finished: Finished) -> list[MapRecord]:
     ]
 
 
-def _read(folder: Folder, job: Job, finished: Finished) -> bytes:
+def _facts(folder: Folder, job: Job, finished: Finished) -> ItemFacts:
+    """Return what is known of the maps of an item that is explained."""
+    kept = _stored(folder, job, finished)
+    if kept is None or kept.prediction is None:  # of an older version
+        return ItemFacts.model_validate_json(_line(folder, job, finished))
+    return ItemFacts(
+        cursor=finished.cursor,
+        index=finished.number,
+        item=finished.id,
+        prediction=kept.prediction,
+        explanations=[record.facts for record in kept.maps],
+    )
+
+
+def _stored(folder: Folder, job: Job, finished: Finished) -> StoredMaps | None:
+    """Return the records of an item's maps, or None if the result is of before version 2."""
+    line = _read(folder.read_last_line, job, finished)
+    return StoredMaps.model_validate_json(line) if line else None
+
+
+def _line(folder: Folder, job: Job, finished: Finished) -> bytes:
+    """Return the answer of an item that is explained as a line of results."""
+    document, _, _ = _read(folder.read_result, job, finished).partition(b"\n")
+    return b'{"cursor":%d,' % finished.cursor + document[1:]
+
+
+def _read(read: Callable[[str, int], bytes], job: Job, finished: Finished) -> bytes:
     try:
-        return folder.read_result(job.id, finished.number)
+        return read(job.id, finished.number)
     except FileNotFoundError:
         raise InternalError(
             f"the result of item {finished.id[:200]!r} is gone from the disk"
@@ -194,12 +227,13 @@ def _of_older(explanation: Explanation, number: int, predicted: ScoredClass | No
     )
 
 
-def picture_of_line(line: bytes, form: str) -> bytes:
+def picture_of_line(line: bytes, form: str, width: int | None = None) -> bytes:
     """Return the only map of a result as a picture.
 
     Args:
         line: the result as one line of JSON.
         form: media type of the picture.
+        width: its largest width in pixels; None for the width that it was drawn with.
 
     Raises:
         NotAcceptable: if the result does not have exactly one map, or the job asked for numbers.
@@ -219,9 +253,11 @@ def picture_of_line(line: bytes, form: str) -> bytes:
     picture = picture_of_explanation(explanations[0])
     if picture is None:
         raise NotAcceptable("the job asked for numbers, which are not a picture; ask for JSON")
-    if form == "image/png":
+    if form == "image/png" and width is None:
         return picture
     with Image.open(BytesIO(picture)) as drawn:  # the service drew it, in RGB or gray
+        if width is not None:
+            drawn.thumbnail((width, drawn.height))
         return encode(np.asarray(drawn), form)
 
 

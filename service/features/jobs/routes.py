@@ -28,6 +28,7 @@ from service.features.jobs.queries import (
     ArchiveQuery,
     CancelQuery,
     ListQuery,
+    ResultQuery,
     ResultsQuery,
     read_query,
 )
@@ -52,6 +53,9 @@ QUIET_SECONDS = 10.0
 LONGEST_WAIT = 60
 CLUSTERS_AT_ONCE = 8
 """Number of requests for clusters that wait or are computed in one process."""
+RESULTS_AT_ONCE = 2
+"""Number of single results that are read, and drawn as pictures, at a time in one process: one of
+12 megapixels takes 100 MB meanwhile."""
 Result = TypeVar("Result")
 
 
@@ -147,6 +151,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
             example=documentation.RESULT,
             problems=[*READING_JOBS, 406, 409],
         ),
+        openapi_extra=takes(ResultQuery),
     )(routes.get_result)
     router.get(
         "/v1/jobs/{job}/archive",
@@ -193,6 +198,7 @@ class JobRoutes:
         # Clusters take a core for up to a minute; other requests need the pool's other threads.
         self._clustering = asyncio.Lock()
         self._places = asyncio.Semaphore(CLUSTERS_AT_ONCE)
+        self._reading = asyncio.Semaphore(RESULTS_AT_ONCE)
 
     @needs("explain", streams=True)
     async def submit_job(self, request: Request) -> Response:
@@ -255,13 +261,20 @@ class JobRoutes:
         known = await find_job(place, job, request)
         last = min(query.after + query.limit, known.settled)
         headers = {"X-Next-Cursor": str(max(last, query.after))}
-        lines = _lines(place, known, query.after, last)
+        maps = query.maps or place.instead(known) is not None  # an audit's results have no maps
+        lines = _lines(place, known, query.after, last, maps)
         return StreamingResponse(lines, media_type=NDJSON, headers=headers)
 
     @needs("read")
     async def get_result(self, job: str, item: str, request: Request) -> Response:
         place = self._jobs.place
         form = choose(request.headers.get("accept"), [JSON, *PICTURES])
+        width = read_query(ResultQuery, request).width
+        if width is not None and form == JSON:
+            raise InvalidParameter(
+                f"width is {width}, but JSON has no width; ask for {', '.join(PICTURES)}",
+                pointer="/query/width",
+            )
         known = await find_job(place, job, request)
         finished = await place.pool.run(lambda: place.result_store.result(known, storable(item)))
         if finished is False:
@@ -270,11 +283,14 @@ class JobRoutes:
             if known.ended:
                 raise NotFinished(f"job {job} was cancelled before item {item[:200]!r} was done")
             raise NotFinished(f"item {item[:200]!r} is not done yet; try again", retry_after=1)
-        line = await place.pool.run(lambda: line_of(place.folder, known, finished))
-        if form == JSON:
-            return Response(line, media_type=JSON, headers={"Vary": "Accept"})
-        picture = await place.pool.run(lambda: picture_of_line(line, form))
-        return Response(picture, media_type=form, headers={"Vary": "Accept"})
+
+        def answer() -> bytes:
+            line = line_of(place.folder, known, finished)
+            return line if form == JSON else picture_of_line(line, form, width)
+
+        async with self._reading:
+            body = await place.pool.run(answer)
+        return Response(body, media_type=form, headers={"Vary": "Accept"})
 
     @needs("read")
     async def download_archive(self, job: str, request: Request) -> Response:
@@ -373,9 +389,12 @@ async def _must_have_ended(place: JobService, job: Job) -> None:
         )
 
 
-async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIterator[bytes]:
-    """Yield the job's results from `after` to `last`, as JSON lines in pieces. A piece has at least
-    one line and ends with the line that makes it longer than `PIECE_BYTES`.
+async def _lines(
+    place: JobService, job: Job, after: int, last: int, maps: bool
+) -> AsyncIterator[bytes]:
+    """Yield the job's results from `after` to `last`, with or without maps, as JSON lines in
+    pieces. A piece has at least one line and ends with the line that makes it longer than
+    `PIECE_BYTES`.
 
     Raises:
         UnknownJob: if the job was removed meanwhile. An answer that merely ended would look whole.
@@ -387,16 +406,18 @@ async def _lines(place: JobService, job: Job, after: int, last: int) -> AsyncIte
             raise UnknownJob(f"job {job.id} was removed while its results were read")
         after += count
         while found:
-            piece, found = await place.pool.run(lambda: _piece(place, job, found))  # noqa: B023
+            piece, found = await place.pool.run(lambda: _piece(place, job, found, maps))  # noqa: B023
             yield piece
 
 
-def _piece(place: JobService, job: Job, found: list[Finished]) -> tuple[bytes, list[Finished]]:
+def _piece(
+    place: JobService, job: Job, found: list[Finished], maps: bool
+) -> tuple[bytes, list[Finished]]:
     """Return the lines of the first results, and the results that are left."""
     lines: list[bytes] = []
     size = 0
     while len(lines) < len(found) and size < PIECE_BYTES:
-        lines.append(line_of(place.folder, job, found[len(lines)]) + b"\n")
+        lines.append(line_of(place.folder, job, found[len(lines)], maps=maps) + b"\n")
         size += len(lines[-1])
     return b"".join(lines), found[len(lines) :]
 

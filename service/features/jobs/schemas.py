@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from pydantic import Field
 
 from service.core.choices import JobKind, JobState
-from service.core.schemas import Explanation, Open, Prediction, ProblemDocument
+from service.core.schemas import Explanation, MapFacts, Open, Prediction, ProblemDocument
 
 ENDED: Final = ("done", "cancelled")
 
@@ -66,20 +67,30 @@ class JobList(Open):
     )
 
 
-class ItemAnswer(Open):
-    """The answer of `:explain` for one instance."""
-
+class Item(Open):
     index: int = Field(description="Number of the job's instance, from 0.", examples=[3])
     item: str = Field(description="The instance's id.", examples=["cats/a.jpg"])
     prediction: Prediction | None = None
+
+
+class ItemAnswer(Item):
+    """The answer of `:explain` for one instance."""
+
     explanations: list[Explanation] | None = None
 
 
-class ItemResult(ItemAnswer):
-    """A line of results: an answer, or a problem."""
+class ItemFacts(Item):
+    """A line of results without maps: what is known of them, or a problem."""
 
+    explanations: Sequence[MapFacts] | None = None
     cursor: int = Field(
         description="1, 2, 3 … in the order in which items were finished.", examples=[17]
     )
     error: str | None = None
     problem: ProblemDocument | None = None
+
+
+class ItemResult(ItemFacts):
+    """A line of results: an answer, or a problem."""
+
+    explanations: list[Explanation] | None = None

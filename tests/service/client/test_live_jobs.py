@@ -6,11 +6,13 @@ import asyncio
 import json
 import zipfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from service.client import AsyncClient, Client, NotFound, ServiceError
 from tests.service.conftest import CAT, ESPRESSO
@@ -59,6 +61,21 @@ def test_from_photos_to_results(served: str, shots: list[Path], tmp_path: Path) 
             assert again.cursor == results[path.name].cursor
             np.testing.assert_array_equal(again.explanations[0].map, found.map)
             assert job.picture(str(path)).startswith(b"\x89PNG")
+            with Image.open(BytesIO(job.picture(str(path), "image/webp", width=64))) as picture:
+                assert (picture.format, picture.width) == ("WEBP", 64)
+        for bare in job.results(maps=False):
+            whole = results[Path(bare.item).name]
+            assert (bare.cursor, bare.index) == (whole.cursor, whole.index)
+            assert bare.prediction == whole.prediction
+            assert [each.record() for each in bare.explanations] == [
+                each.record() for each in whole.explanations
+            ]
+            for explanation in bare.explanations:
+                for name in ("map", "overlay"):
+                    with pytest.raises(ValueError, match="read without maps"):
+                        getattr(explanation, name)
+                shown = explanation._repr_mimebundle_()
+                assert shown == {"text/plain": repr(explanation)}
         with pytest.raises(NotFound, match="no item 'ghost'"):
             job.result("ghost")
         with zipfile.ZipFile(job.archive(tmp_path / "out.zip")) as archive:

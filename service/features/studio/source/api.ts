@@ -7,7 +7,7 @@ export interface Box { left: number; top: number; right: number; bottom: number 
 export interface LabelledClass { index: number; label?: string; probability?: number; value?: number }
 export interface Detection extends LabelledClass { score: number; box: Box }
 export interface Method {
-  name: string; summary: string; cost: string; budget?: number; at: "layer" | "input";
+  name: string; summary: string; family: string; paper?: string; cost: string; budget?: number; at: "layer" | "input";
   class_dependence: "full" | "weak" | "none"; signed: boolean; layer?: string;
   available: boolean; reason?: string;
 }

@@ -12,6 +12,7 @@ import { Comparison, compare } from "./comparison";
 import { Looks, Settings, setMethod, stepLayer } from "./settings";
 import { Stage } from "./stage";
 import { TakeAlong } from "./takealong";
+import { dropped } from "./photos";
 import { Prompt } from "./prompt";
 import { Tour, go, tour } from "./tour";
 import { Work } from "./work";
@@ -180,7 +181,10 @@ export function App() {
       drop: (event: DragEvent) => {
         event.preventDefault();
         over.value = false;
-        files(event.dataTransfer?.files);
+        if (event.dataTransfer?.types.includes("Files")) void dropped(event.dataTransfer).then((found) => {
+          if (found.length) void add(found);
+          else problem.value = words.noPhotos;
+        });
       },
     };
     const all = Object.entries(listeners) as [string, EventListener][];

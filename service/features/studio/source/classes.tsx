@@ -104,8 +104,8 @@ export function Classes() {
         <option value="">{words.contrastNone}</option>
         {minus !== undefined && !all.some(({ index }) => index === minus) &&
           <option value={minus}>{label(minus)}</option>}
-        {all.filter(({ index }) => index !== explained)
-          .map(({ index, label }) => <option key={index} value={index}>{label}</option>)}
+        {[...all, ...matches.slice(0, FOUND).filter(({ index }) => !all.some((each) => each.index === index) && index !== minus)]
+          .filter(({ index }) => index !== explained).map(({ index, label }) => <option key={index} value={index}>{label}</option>)}
       </select></label>
       <label><input type="checkbox" checked={against}
         onChange={(event) => choose({ against: event.currentTarget.checked })} /> {words.against}</label>

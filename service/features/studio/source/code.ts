@@ -10,8 +10,8 @@ export type Language = (typeof languages)[number];
 /** A question, and the word of its answer whose map is on the screen. */
 type Asked = Query & { word?: string };
 
-/** The parameters of the picture on the screen. */
-function drawn(choice: Choice, look: Look, asked?: Asked): Record<string, string> {
+/** The parameters with which the service draws as the page does. */
+export function drawn(choice: Choice, look: Look, asked?: Asked): Record<string, string> {
   const output = { overlay: "overlay", heat: "heatmap", contour: "contour", photo: "overlay" }[look.view];
   const signed = choice.signed && !asked, colormap = colormapOf(look, signed);
   const coloured = look.view === "overlay" || look.view === "heat";

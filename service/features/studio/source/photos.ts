@@ -35,10 +35,10 @@ export async function decode(blob: Blob): Promise<Picture> {
 }
 
 /** A small picture of a photo, as an address; empty if the browser cannot decode it. */
-export async function thumbnailOf(blob: Blob, longest = THUMBNAIL): Promise<string> {
+export async function thumbnailOf(blob: Blob): Promise<string> {
   try {
     const whole = await createImageBitmap(blob, { imageOrientation: "from-image" });
-    const scale = Math.min(longest / Math.max(whole.width, whole.height), 1);
+    const scale = Math.min(THUMBNAIL / Math.max(whole.width, whole.height), 1);
     const canvas = new OffscreenCanvas(
       Math.max(whole.width * scale, 1), Math.max(whole.height * scale, 1));
     canvas.getContext("2d")!.drawImage(whole, 0, 0, canvas.width, canvas.height);
@@ -47,6 +47,31 @@ export async function thumbnailOf(blob: Blob, longest = THUMBNAIL): Promise<stri
   } catch {
     return "";
   }
+}
+
+const told = <T>(ask: (take: (value: T) => void, fail: (error: Error) => void) => void) => new Promise<T>(ask);
+
+/** The photos in a folder that is dropped, and in the folders in it. */
+async function photosIn(folder: FileSystemDirectoryEntry): Promise<File[]> {
+  const reader = folder.createReader(), found: File[][] = [];
+  for (;;) {
+    const some = await told<FileSystemEntry[]>((take, fail) => reader.readEntries(take, fail));  // at most 100 at once
+    if (!some.length) return found.flat();
+    found.push(...await Promise.all(some.map(async (entry) => {
+      if (entry.isDirectory) return photosIn(entry as FileSystemDirectoryEntry);
+      const file = await told<File>((take, fail) => (entry as FileSystemFileEntry).file(take, fail));
+      return file.type.startsWith("image/") ? [file] : [];
+    })));
+  }
+}
+
+/** The files that are dropped. They are asked for at once: the browser forgets them after the event. */
+export async function dropped({ items }: DataTransfer): Promise<File[]> {
+  const found = [...items].map((item): File | null | Promise<File[]> => {
+    const entry = item.webkitGetAsEntry(), file = item.getAsFile();
+    return entry?.isDirectory ? photosIn(entry as FileSystemDirectoryEntry).catch(() => file ? [file] : []) : file;
+  });
+  return (await Promise.all(found)).flat().filter((file) => file !== null);
 }
 
 const done = <T>(request: IDBRequest<T>) => new Promise<T>((resolve, reject) => {

@@ -66,7 +66,8 @@ function Told({ now }: { now: Model }) {
   const chosen = method.value, { layer } = choice.value;
   const name = layer === "auto" ? chosen?.layer ?? now.default_layer : layer;
   return <>
-    {chosen && <p class="soft">{words.methodTold(chosen.name, chosen.summary, chosen.cost)}</p>}
+    {chosen && <p class="soft">{words.methodTold(chosen.name, chosen.summary, chosen.cost)}
+      <br /><small id="method-from">{words.methodFrom(chosen.family, chosen.paper)}</small></p>}
     <p class="soft" id="layer-told">{chosen?.at !== "input" ? name && inWords(name, now) : shown.value && atInput(shown.value.explanation, now)}</p>
   </>;
 }

@@ -35,7 +35,7 @@ export const words = {
   contrast: "Contrast with",
   contrastNone: "no other class",
   contrastHint: "With a second class, the map shows what speaks for the chosen one and not for that one. " +
-    "The probabilities are the model's own.",
+    "Any class can be it: search it, and it is in this list. The probabilities are the model's own.",
   against: "What speaks against it",
   signed: "Evidence for and against",
   prompt: "In your own words",
@@ -60,6 +60,13 @@ export const words = {
   ofPatches: (grid: string) => `The map is made of all layers. It has ${grid} places, one for each patch of the photo.`,
   takers: "This model knows only its classes. Words of your own can be asked of:",
   methodTold: (name: string, summary: string, cost: string) => `${name}: ${summary} (${cost}).`,
+  methodFrom: (family: string, paper?: string) =>
+    [words.families[family] && `It works with ${words.families[family]}.`, paper && `Paper: ${paper}.`].filter(Boolean).join(" "),
+  families: {
+    gradients: "gradients at a layer", components: "the components of a layer's activations",
+    perturbation: "changes of the photo or of a layer", pixels: "gradients at the photo's pixels",
+    attention: "a transformer's attention", boxes: "a detector's boxes",
+  } as Record<string, string>,
   automatic: (layer: string | null) => `automatic (${layer ?? "none"})`,
   fit: "The model sees",
   fits: {

@@ -3,24 +3,24 @@
 import { signal, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
+import { drawn } from "./code";
 import { paint } from "./colours";
 import { Curve } from "./curve";
-import { thumbnailOf } from "./photos";
 import { place } from "./smallmap";
 import { save } from "./takealong";
-import { choice, model, parametersOf, room, select, serves, strip } from "./view";
+import { choice, look, model, room, select, serves, strip } from "./view";
 import { words } from "./words";
 
 const EVERY = 2000, LISTED = "20";
 /** How many pictures are added by a click, and how many stand on the page at most. */
 const FEW = 24, MOST = 8 * FEW;
-/** How many results are read at once, and by a click: a line has two pictures. The service gives so many lines at once. */
+/** How many results are read at once, so that the first are shown soon, and by a click. The service gives so many lines at once. */
 const PAGE = 25, BLOCK = 200, LINES = 10_000;
 /** What of a result's line is kept. */
 interface Row { cursor: number; item: string; label: string; probability?: number; warnings: string[]; error?: string }
 export const jobs = signal<api.Job[]>([]);
 const opened = signal<string>("");
-/** The longer side of a picture of the gallery, in pixels. */
+/** The width of a picture of the gallery, in pixels; that of a screen for one alone. */
 const WIDE = 320;
 const results = signal<Row[]>([]), most = signal(BLOCK);
 const clusters = signal<api.JobClusters | null>(null);
@@ -84,7 +84,7 @@ async function readNew(job: api.Job): Promise<void> {
     const after = results.value.at(-1)?.cursor ?? 0;
     const left = Math.min(job.counts.done + job.counts.failed, most.value) - results.value.length;
     if (left <= 0) return;
-    const rows = await api.lines(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}`, rowOf);
+    const rows = await api.lines(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}&maps=false`, rowOf);
     if (!rows.length || opened.value !== job.id) return;
     results.value = [...results.value, ...rows];
   }
@@ -97,8 +97,8 @@ function open(job: api.Job): void {
 
 /** Sends the photos of the strip, or those of a folder, to be explained or audited. */
 async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob }[]): Promise<void> {
-  const form = new FormData(), asked = parametersOf(choice.value);
-  const parameters = kind === "audits" ? { fit: asked.fit } : { ...asked, output: "overlay" };
+  const form = new FormData();
+  const parameters = kind === "audits" ? { fit: choice.value.fit } : drawn(choice.value, { ...look.value, view: "overlay" });
   form.append("model", choice.value.model);
   for (const [name, value] of Object.entries(parameters)) if (value !== undefined) form.append(name, value);
   for (const { name, blob } of photos) form.append("image", blob, name);
@@ -109,12 +109,16 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
   } catch (error) { said(error); }
 }
 
+/** The picture of an item, which the service reduces: a photo may have many megapixels. */
+const pictureOf = (job: string, item: string, width: number): Promise<Blob> =>
+  api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}?width=${Math.round(width)}`, "image/jpeg");
+
 function Thumbnail({ job, item }: { job: string; item: string }) {
   const image = useRef<HTMLImageElement>(null);
   useEffect(() => {
     let address = "", gone = false;
-    api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png").then((whole) => thumbnailOf(whole, WIDE)).then((small) => {
-      address = small;  // the picture has the photo's size
+    pictureOf(job, item, WIDE).then((small) => {
+      address = URL.createObjectURL(small);
       if (gone) URL.revokeObjectURL(address);
       else image.current!.src = address;
     }, () => { /* its sentence stands below */ });
@@ -128,14 +132,14 @@ const pictured = signal<{ item: string; address: string } | null>(null);
 
 /** Opens a photo of a job where one looks. Of a photo that is not the page's own there is the picture alone: the heat
  * is painted on it, so that a model would see something else. */
-async function look(job: string, item: string): Promise<void> {
+async function lookAt(job: string, item: string): Promise<void> {
   const own = strip.value.find(({ name }) => name === item);
   if (own) {
     select(own.digest);
     room.value = "look";
     return;
   }
-  const picture = await api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}`, "image/png");
+  const picture = await pictureOf(job, item, screen.width * devicePixelRatio);
   pictured.value = { item, address: URL.createObjectURL(picture) };
 }
 
@@ -160,7 +164,7 @@ function Items({ job, items, order = "" }: { job: string; items: { item: string;
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
   return <>
     <ul class="grid">{items.slice(from, to).map(({ item, text }) => <li key={item}>
-      <button type="button" class="map" onClick={() => void look(job, item).catch(said)}>
+      <button type="button" class="map" onClick={() => void lookAt(job, item).catch(said)}>
         <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
     <p class="row">

@@ -164,6 +164,7 @@ def test_an_audit_is_a_job(client: TestClient, audit: str) -> None:
     assert len(lines) == COUNT + 1
     first = json.loads(lines[0])
     assert {"cursor", "index", "item"} <= first.keys()
+    assert client.get(f"/v1/jobs/{audit}/results?maps=false").text.splitlines() == lines
     assert client.get(f"/v1/jobs/{audit}/archive").status_code == 200
     refused = client.get(f"/v1/jobs/{audit}/archive?format=parquet")
     assert refused.status_code == 422

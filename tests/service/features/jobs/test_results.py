@@ -26,6 +26,7 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.features.jobs.janitor import BEAT_SECONDS
+from service.features.jobs.job_files import Folder
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, pixels, values
 from tests.service.features.jobs.conftest import SLOW, TINY, app_with
@@ -189,6 +190,44 @@ def test_a_line_says_what_became_of_an_item(jobs: TestClient, named: dict[str, A
             assert (image.size, image.mode) == ((12, 10), "L")
 
 
+def without_maps(line: dict[str, Any]) -> dict[str, Any]:
+    """A line as it should be if it is asked for without maps."""
+    for explanation in line.get("explanations", ()):
+        del explanation["heatmap"]
+        explanation.pop("overlay", None)
+    return line
+
+
+def test_lines_without_maps_have_all_else(
+    jobs: TestClient, named: dict[str, Any], several: str
+) -> None:
+    for job in (named["id"], several):
+        plain = jobs.get(f"/v1/jobs/{job}/results?maps=false")
+        read = {line["item"]: line for line in map(json.loads, plain.text.splitlines())}
+        assert read == {item: without_maps(line) for item, line in results(jobs, job).items()}
+        assert plain.headers["X-Next-Cursor"] == str(len(read))
+    refused = jobs.get(f"/v1/jobs/{several}/results?maps=maybe")
+    check(
+        refused, 422, "invalid-parameter", "maps is 'maybe'", "true or false", pointer="/query/maps"
+    )
+
+
+def test_lines_without_maps_do_not_grow_with_the_photo(
+    jobs: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = {"small": DOT, "large": encoded(noise(300, 200))}
+    asked = {"model": "tiny", "output": "overlay"}
+    job = accepted(jobs.post("/v1/jobs", params=asked, **form_of("zip", photos)))["id"]
+    ended(jobs, job)
+    whole = len(jobs.get(f"/v1/jobs/{job}/results").content)
+    assert whole > len(photos["large"]) // 2
+    monkeypatch.setattr(Folder, "read_result", None)  # the pictures are not even read
+    plain = jobs.get(f"/v1/jobs/{job}/results?maps=false").content.splitlines()
+    small, large = sorted(map(len, plain))
+    assert large < small + 100 < whole // 100
+    assert "heatmap" not in json.loads(plain[0])["explanations"][0]
+
+
 @pytest.mark.slow
 def test_results_are_read_on_while_the_job_runs(jobs: TestClient) -> None:
     job = slow_job(jobs, 7)
@@ -273,6 +312,39 @@ def test_a_coloured_picture_is_the_job_s_overlay(jobs: TestClient) -> None:
     with Image.open(io.BytesIO(picture)) as mine, Image.open(io.BytesIO(direct.content)) as other:
         assert mine.mode == "RGB"
         assert np.abs(np.asarray(mine).astype(int) - np.asarray(other)).max() <= 8
+
+
+@pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
+def test_a_picture_is_reduced(jobs: TestClient, form: str) -> None:
+    """A twentieth of the width of a picture with a bright left half; another is narrower."""
+    halves = np.zeros((200, 400, 3), np.uint8)
+    halves[:, :200] = 250
+    photos = {"wide": encoded(Image.fromarray(halves)), "narrow": DOT}
+    asked = {"model": "tiny", "output": "overlay", "opacity": "0"}
+    job = accepted(jobs.post("/v1/jobs", params=asked, **form_of("json", photos)))["id"]
+    ended(jobs, job)
+    accept = {"Accept": f"image/{form}"}
+    small = jobs.get(f"/v1/jobs/{job}/results/wide?width=20", headers=accept)
+    assert small.headers["Content-Type"] == f"image/{form}"
+    with Image.open(io.BytesIO(small.content)) as picture:
+        assert (picture.format, picture.size) == (form.upper(), (20, 10))
+        drawn = np.asarray(picture.convert("L")).astype(int)
+    np.testing.assert_allclose(drawn[:, :8], 250, atol=12)
+    np.testing.assert_allclose(drawn[:, 12:], 0, atol=12)
+    address = f"/v1/jobs/{job}/results/narrow"
+    whole = jobs.get(address, headers=accept).content
+    assert jobs.get(f"{address}?width=13", headers=accept).content == whole
+
+
+def test_what_no_width_can_be(jobs: TestClient, named: dict[str, Any]) -> None:
+    address = f"/v1/jobs/{named['id']}/results/plain.png"
+    wrong = {"0": "at least 1", "10001": "at most 10000", "wide": "a whole number"}
+    for width, allowed in wrong.items():
+        refused = jobs.get(address, params={"width": width}, headers={"Accept": "image/png"})
+        words = f"width is '{width}'", f"it should be {allowed}"
+        check(refused, 422, "invalid-parameter", *words, pointer="/query/width")
+    refused = jobs.get(address, params={"width": 320})
+    check(refused, 422, "invalid-parameter", "width is 320", "image/jpeg", pointer="/query/width")
 
 
 def test_what_cannot_be_a_picture(jobs: TestClient, named: dict[str, Any], several: str) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from service.features.jobs.job_files import Folder
+from service.features.jobs.job_files import BLOCK_BYTES, Folder
 from service.features.jobs.records import Finished
 from service.features.jobs.results import maps_of
 from tests.service.conftest import encoded, noise
@@ -107,6 +107,16 @@ def test_results_of_version_1_are_read(jobs: TestClient, place: Path) -> None:
     for line in lines:
         right = json.loads(line)
         assert found[right["item"]]["explanations"] == right["explanations"]
+    facts = [
+        json.loads(line)
+        for line in jobs.get(f"/v1/jobs/{job}/results?maps=false").text.splitlines()
+    ]
+    assert len(facts) == len(lines)
+    for line in facts:
+        whole = found[line["item"]]
+        assert line["prediction"] == whole["prediction"]
+        for mine, other in zip(line["explanations"], whole["explanations"], strict=True):
+            assert mine == {name: other[name] for name in other.keys() - {"heatmap", "overlay"}}
     with zipfile.ZipFile(
         io.BytesIO(jobs.get(f"/v1/jobs/{job}/archive?format=zip").content)
     ) as archive:
@@ -147,3 +157,27 @@ def test_a_stored_map_is_the_layers(jobs: TestClient, place: Path) -> None:
     assert record.map.dtype == np.float32
     assert record.picture_shape == (100, 200)
     assert record.facts.method == "gradcam"
+
+
+def test_results_of_version_2_without_a_prediction_are_read(jobs: TestClient, place: Path) -> None:
+    form = form_of("json", {"a": encoded(noise(12, 10))})
+    form["json"] |= {"model": "tiny"}
+    job = accepted(jobs.post("/v1/jobs", **form))["id"]
+    ended(jobs, job)
+    address, folder = f"/v1/jobs/{job}/results?maps=false", Folder(place)
+    right = jobs.get(address).json()
+    document, kept = folder.read_result(job, 0).splitlines()
+    older = {name: each for name, each in json.loads(kept).items() if name != "prediction"}
+    folder.write_result(job, 0, document + b"\n" + json.dumps(older).encode())
+    assert jobs.get(address).json() == right
+    assert right["prediction"]
+
+
+@pytest.mark.parametrize("size", [1, 2, BLOCK_BYTES, 9 * BLOCK_BYTES + 1])
+def test_the_last_line_of_a_file_is_read_alone(tmp_path: Path, size: int) -> None:
+    folder = Folder(tmp_path)
+    last = bytes(range(11, 211)) * (size // 200) + b"x" * (size % 200)
+    folder.write_result("job", 0, b"first" * size + b"\n" + last)
+    assert folder.read_last_line("job", 0) == last
+    folder.write_result("job", 1, last)
+    assert folder.read_last_line("job", 1) == b"", "there is no other line"

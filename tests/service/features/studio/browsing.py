@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -17,6 +18,7 @@ from PIL import Image
 from playwright.sync_api import FilePayload, Page, Route, expect
 
 from tests.service.features.report.report_browser import CHROMIUM
+from tests.service.live import serving
 
 READY = 30_000
 """Milliseconds that an answer may take on a busy machine."""
@@ -32,6 +34,15 @@ def take(page: Page, *photos: bytes, name: str = "photo", kind: str = "image/png
         for number, content in enumerate(photos)
     ]
     page.locator("input[multiple]").first.set_input_files(files)
+
+
+@contextmanager
+def serving_models(folder: Path, models: str) -> Iterator[str]:
+    """The address of a service with these entries of a models.toml in a folder."""
+    file = folder / "models.toml"
+    file.write_text(models)
+    with serving("--models", str(file), GRADCAM_DEADLINE_SECONDS="300") as (_, http):
+        yield str(http.base_url).rstrip("/")
 
 
 @contextmanager

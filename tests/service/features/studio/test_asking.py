@@ -23,11 +23,12 @@ from tests.service.features.studio.browsing import (
     is_alike,
     pixels_of,
     served,
+    serving_models,
     state,
     take,
     violations,
 )
-from tests.service.live import ROOT, serving
+from tests.service.live import ROOT
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -72,10 +73,8 @@ SLOW_LINES = """
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a service with a model that answers questions, and a classifier."""
-    file = tmp_path_factory.mktemp("models") / "models.toml"
-    file.write_text(MODELS)
-    with serving("--models", str(file), GRADCAM_DEADLINE_SECONDS="300") as (_, http):
-        yield str(http.base_url).rstrip("/")
+    with serving_models(tmp_path_factory.mktemp("models"), MODELS) as address:
+        yield address
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from tests.service.features.studio.browsing import (
     judged,
     pixels_of,
     served,
+    serving_models,
     state,
     take,
 )
-from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -94,10 +94,8 @@ KEEP_WORDS = """
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a service with two classifiers and a segmenter."""
-    file = tmp_path_factory.mktemp("models") / "models.toml"
-    file.write_text(MODELS)
-    with serving("--models", str(file), GRADCAM_DEADLINE_SECONDS="300") as (_, http):
-        yield str(http.base_url).rstrip("/")
+    with serving_models(tmp_path_factory.mktemp("models"), MODELS) as address:
+        yield address
 
 
 @pytest.fixture

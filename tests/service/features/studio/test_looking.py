@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from cam import METHODS
 from cam.drawing.overlay import colorize
 from cam.drawing.placement import Box, place
 from service.features.keys.keys import new_key
@@ -45,6 +46,24 @@ def test_a_sample_is_explained_by_one_click(page: Page) -> None:
     page.get_by_role("button", name="a cat").click()
     explained(page)
     expect(page.locator("#classes button").first).to_contain_text("Egyptian cat")
+
+
+def test_what_a_method_works_with_and_its_paper_are_named(page: Page) -> None:
+    page.get_by_role("button", name="a cat").click()
+    explained(page)
+    told = page.locator("#method-from")
+    expect(told).to_have_text(
+        'It works with gradients at a layer. Paper: Selvaraju et al., "Grad-CAM: Visual '
+        'Explanations from Deep Networks via Gradient-based Localization", ICCV 2017, '
+        "equations 1 and 2."
+    )
+    for method, family in {
+        "eigencam": "the components of a layer's activations",
+        "occlusion": "changes of the photo or of a layer",
+        "gradient": "gradients at the photo's pixels",
+    }.items():
+        page.locator("#method").select_option(method)
+        expect(told).to_contain_text(f"It works with {family}. Paper: {METHODS[method].paper}.")
 
 
 def test_a_ready_view_of_an_example_is_one_click(page: Page, address: str) -> None:
@@ -182,6 +201,20 @@ def test_a_class_is_contrasted_with_another(page: Page, address: str, cat: bytes
     target = json.dumps({"index": 285, "minus": 282})
     theirs = served(address, cat, fit="squash", output="overlay", target=target)
     assert is_alike(drawn(page), theirs)
+
+
+def test_a_class_that_is_not_predicted_is_searched_for_a_contrast(page: Page, cat: bytes) -> None:
+    take(page, cat)
+    explained(page)
+    orca = page.locator("#minus option", has_text="killer whale")
+    expect(orca).to_have_count(0)
+    page.locator("#search").fill("orca")
+    page.locator("#minus").select_option("killer whale (orca)")
+    expect(page.locator("#told")).to_contain_text("Why “Egyptian cat” and not “killer whale”")
+    expect(orca).to_have_text("killer whale")
+    assert (state(page)["target"], state(page)["minus"]) == ("285", "148")
+    page.locator("#search").fill("")
+    expect(page.locator("#minus")).to_have_value("148")
 
 
 def test_what_is_shown_is_said_in_one_sentence(page: Page, cat: bytes) -> None:

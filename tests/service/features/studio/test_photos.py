@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -104,7 +106,7 @@ def test_the_first_good_one_is_shown_beside_photos_that_were_there(
 def test_a_file_that_the_browser_cannot_read_leaves_the_others(
     page: Page, cat: bytes, espresso: bytes
 ) -> None:
-    """Such as a folder that is dropped on the page, or a file that has gone."""
+    """Such as one that has gone."""
     page.evaluate(
         """() => {
             const plain = Blob.prototype.arrayBuffer;
@@ -120,6 +122,32 @@ def test_a_file_that_the_browser_cannot_read_leaves_the_others(
     expect(page.locator("#problem p")).to_have_text(
         ["Left out: photo.png: the browser cannot read this file.", "The other 2 photos are kept."]
     )
+
+
+def test_a_folder_that_is_dropped_gives_its_photos(
+    page: Page, tmp_path: Path, cat: bytes, espresso: bytes
+) -> None:
+    (tmp_path / "photos" / "cups").mkdir(parents=True)
+    (tmp_path / "photos" / "cat.png").write_bytes(cat)
+    (tmp_path / "photos" / "notes.txt").write_text("Not a photo.")
+    (tmp_path / "photos" / "cups" / "cup.png").write_bytes(espresso)
+    (tmp_path / "empty").mkdir()
+    hand = page.context.new_cdp_session(page)
+
+    def drop(folder: str) -> None:
+        data = {"items": [], "files": [str(tmp_path / folder)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            event = {"type": kind, "x": 400, "y": 300, "data": data}
+            hand.send("Input.dispatchDragEvent", event)
+
+    drop("empty")
+    expect(page.locator("#problem")).to_have_text("There is no photo in the folder.")
+    drop("photos")
+    expect(page.locator(".thumbnail")).to_have_count(2)
+    explained(page)
+    expect(page.locator("#problem")).to_be_hidden()
+    titles = [each.get_attribute("title") for each in page.locator(".thumbnail [title]").all()]
+    assert {"cat.png", "cup.png"} <= set(titles)
 
 
 def test_photos_stay_when_the_service_refuses_what_is_asked_of_them(

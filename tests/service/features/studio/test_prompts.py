@@ -20,11 +20,11 @@ from tests.service.features.studio.browsing import (
     is_alike,
     pixels_of,
     served,
+    serving_models,
     state,
     take,
     violations,
 )
-from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
 
@@ -52,9 +52,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("models")
     for part in (image_text_model("CLIP"), image_processor(), tokenizer()):
         part.save_pretrained(folder / "clip")
-    (folder / "models.toml").write_text(MODELS)
-    with serving("--models", str(folder / "models.toml")) as (_, http):
-        yield str(http.base_url).rstrip("/")
+    with serving_models(folder, MODELS) as address:
+        yield address
 
 
 def ask(page: Page, text: str, minus: str = "") -> None:

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import skimage.data
-from PIL import Image, ImageEnhance
-from playwright.sync_api import Browser, Page, Route, expect
+from PIL import Image, ImageEnhance, ImageOps
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.service.conftest import encoded, noise
 from tests.service.features.studio.browsing import READY, browses, explained, state, take
@@ -51,6 +51,9 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     expect(job).to_contain_text("done: 30 finished", timeout=4 * READY)
     expect(job.locator(".grid").first.locator("li")).to_have_count(24)
     expect(job.locator(".grid li").first).to_contain_text("Egyptian cat")
+    (document,) = work.request.get(f"{work.url.partition('#')[0]}v1/jobs").json()["jobs"]
+    drawn = {"output": "overlay", "opacity": "heat", "colormap": "inferno"}
+    assert drawn.items() <= document["parameters"].items(), "as the page draws"
     width = "image => image.complete && image.naturalWidth"
     work.wait_for_function(
         "() => [...document.querySelectorAll('.jobs img')].some((image) => image.naturalWidth)"
@@ -174,6 +177,27 @@ def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: by
     work.locator("#which").select_option("failed")
     expect(results).to_have_count(0)
     expect(work.locator(".jobs .after")).to_have_count(0)
+
+
+def test_of_large_photos_a_job_s_small_pictures_are_read(work: Page) -> None:
+    large = Image.fromarray(skimage.data.chelsea()).resize((1804, 1200))
+    take(work, *(encoded(each, "PNG") for each in (large, ImageOps.mirror(large))))
+    expect(work.locator(".thumbnail")).to_have_count(2)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    read: list[Request] = []
+    work.on("requestfinished", lambda one: read.append(one) if "/results" in one.url else None)
+    work.locator("#job").click()
+    pictures = work.locator(".jobs .grid img")
+    expect(pictures).to_have_count(2, timeout=4 * READY)
+    for picture in pictures.all():
+        expect(picture).to_have_js_property("naturalWidth", 320)
+    assert any("maps=false" in one.url for one in read)
+    taken = sum(one.sizes()["responseBodySize"] for one in read)
+    address = read[0].url.partition("?")[0]
+    whole = work.request.get(address).body()
+    assert b"Egyptian cat" in whole
+    assert 10_000 < taken < len(whole) / 50
 
 
 def test_an_audit_of_the_strip_says_what_it_finds(work: Page, cats: list[bytes]) -> None:
