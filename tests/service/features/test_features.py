@@ -243,10 +243,11 @@ def test_a_command_knows_the_variables_of_all_features(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(FOLDERS))
+@pytest.mark.parametrize("name", sorted({*FOLDERS, "client"}))
 def test_a_feature_is_deleted(name: str, tmp_path: Path, known_types: Path) -> None:
+    """Nothing of the service needs the client, which stands beside the features."""
     copied(tmp_path)
-    gone = [*BESIDE.get(name, []), f"features/{name}"]
+    gone = [*BESIDE.get(name, []), "client" if name == "client" else f"features/{name}"]
     for path in gone:
         shutil.rmtree(tmp_path / "service" / path)
     folders = [path.removeprefix("features/") for path in gone if path != "client"]
