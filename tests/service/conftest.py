@@ -22,6 +22,7 @@ from service.loading import paths
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
 from tests.service.live import serving
+from tests.service.tree import types_of_all
 from tests.waiting import until
 
 MODEL = "/v1/models/efficientnet-lite0"
@@ -75,6 +76,12 @@ def address() -> Iterator[str]:
     # Beside other tests, scores take longer than a caller would wait.
     with serving(GRADCAM_DEADLINE_SECONDS="300") as (_, http):
         yield str(http.base_url).rstrip("/")
+
+
+@pytest.fixture(scope="session")
+def known_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mypy's cache of all packages."""
+    return types_of_all(tmp_path_factory.mktemp("types") / "mypy")
 
 
 def restarted(settings: Settings) -> Settings:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +35,9 @@ from service.pipeline.parameters import PredictParameters, PredictRequest
 from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
+from tests.service.live import ROOT
+from tests.service.tree import check, copied, run
 
-ROOT = Path(__file__).parents[3]
 FOLDERS = {
     path.parent.name for path in Path(service.features.__file__).parent.glob("*/__init__.py")
 }
@@ -230,13 +228,8 @@ def test_a_command_knows_the_variables_of_all_features(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOLDERS))
-def test_a_feature_is_deleted(
-    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    tracked = ["service", "cam", "pyproject.toml", "README.md"]
-    for path in tracked:
-        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
-        copy(ROOT / path, tmp_path / path)
+def test_a_feature_is_deleted(name: str, tmp_path: Path, known_types: Path) -> None:
+    copied(tmp_path)
     gone = [*BESIDE.get(name, []), f"features/{name}"]
     for path in gone:
         shutil.rmtree(tmp_path / "service" / path)
@@ -248,10 +241,7 @@ def test_a_feature_is_deleted(
     project.write_text(
         unlisted(project.read_text(), [*folders, "client"] if "client" in gone else folders)
     )
-    cache = tmp_path_factory.getbasetemp() / "mypy"
-    run(tmp_path, "ruff", "check", "service")
-    run(tmp_path, "lint-imports", "--no-cache")
-    run(tmp_path, "mypy", f"--cache-dir={cache}", "service", "cam")
+    check(tmp_path, known_types)
     document = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))
     paths = document["paths"]
     used = {tag for path in paths.values() for one in path.values() for tag in one.get("tags", ())}
@@ -290,15 +280,3 @@ def unlisted(text: str, gone: Sequence[str]) -> str:
     text = re.sub(r'    "(\w[\w |]*)",\n', left, own) + mark + of_cam
     text = re.sub(rf'    "service\.({"|".join(gone)})",\n', "", text)
     return re.sub(rf'    "service\.features\.({"|".join(gone)})\..*",\n', "", text)
-
-
-def run(where: Path, tool: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [Path(sys.executable).with_name(tool), *arguments],
-        cwd=where,
-        env={**os.environ, "PYTHONPATH": str(where)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

@@ -13,7 +13,8 @@ import pytest
 import service.sources
 from service.models.source import Source
 from service.sources import OWN
-from tests.service.features.test_features import ROOT, run, unlisted
+from tests.service.features.test_features import unlisted
+from tests.service.tree import check, copied, run
 
 FOLDERS = {path.parent.name for path in Path(service.sources.__file__).parent.glob("*/__init__.py")}
 FOR_THE_DEFAULT = {"embedded", "timm", "huggingface"}
@@ -49,12 +50,8 @@ def test_nothing_but_features_imports_a_source() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOLDERS - FOR_THE_DEFAULT))
-def test_a_source_is_deleted(
-    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    for path in ("service", "cam", "pyproject.toml", "README.md"):
-        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
-        copy(ROOT / path, tmp_path / path)
+def test_a_source_is_deleted(name: str, tmp_path: Path, known_types: Path) -> None:
+    copied(tmp_path)
     shutil.rmtree(tmp_path / "service" / "sources" / name)
     project = tmp_path / "pyproject.toml"
     text = unlisted(project.read_text(), [name])
@@ -68,10 +65,7 @@ def test_a_source_is_deleted(
     text, gone = listed.read_text(), names_of(name)
     text = re.sub(rf"from service\.sources\.{name} import .*\n", "", text)
     listed.write_text(re.sub(rf"    ({'|'.join(gone)}),\n", "", text))
-    run(tmp_path, "ruff", "check", "service")
-    run(tmp_path, "lint-imports", "--no-cache")
-    cache = tmp_path_factory.getbasetemp() / "mypy"
-    run(tmp_path, "mypy", f"--cache-dir={cache}", "service", "cam")
+    check(tmp_path, known_types)
     left = run(tmp_path, "python", "-c", LEFT).split()
     assert set(left) == {source.name for source in OWN} - {each.name for each in gone.values()}
 
