@@ -152,9 +152,9 @@ def picture_path(name: str, number: int, extension: str) -> str:
     different paths, and no path is a folder of another one.
     """
     parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".")]
-    *folders, last = [_safe(part) for part in parts] or ["_"]
-    path = last
-    for folder in reversed(folders):
+    *folders, last = parts or ["_"]
+    path = _safe(last)
+    for folder in map(_safe, reversed(folders)):
         longer = f"{folder}{'_' if folder.endswith(extension) else ''}/{path}"
         if len(longer.encode()) > LONGEST_PATH:
             break
