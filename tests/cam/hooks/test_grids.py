@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,8 @@ def test_tokens_lie_row_by_row_behind_the_class_token() -> None:
     )
 
 
+# One model of each for all tests: where its layers lie takes seconds to find out.
+@cache
 def vit() -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3)
@@ -129,6 +132,7 @@ def vit() -> nn.Module:
     return model
 
 
+@cache
 def swin() -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = torchvision.models.swin_t()
