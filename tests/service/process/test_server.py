@@ -101,7 +101,7 @@ def test_ready_says_where_the_page_is_and_a_curl_line_that_works(
 
 
 @pytest.mark.slow
-def test_11_megabytes_are_refused_while_they_stream_in() -> None:
+def test_11_megabytes_are_refused_while_they_stream_in(address: str) -> None:
     """The caller gets the answer, not a reset connection, whatever it says of the length."""
     body = bytes(11_000_000)
 
@@ -109,7 +109,7 @@ def test_11_megabytes_are_refused_while_they_stream_in() -> None:
         for start in range(0, len(body), 65536):
             yield body[start : start + 65536]
 
-    with serving() as (_, http):
+    with httpx2.Client(base_url=address, timeout=30) as http:
         path = "/v1/models/efficientnet-lite0:explain"
         claimed = http.post(path, content=body, headers=PNG)
         chunked = http.post(path, content=chunks(), headers=PNG)
@@ -124,16 +124,15 @@ def test_11_megabytes_are_refused_while_they_stream_in() -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_reads_no_answer_while_it_writes_gets_the_413() -> None:
+def test_a_client_that_reads_no_answer_while_it_writes_gets_the_413(address: str) -> None:
     """Python's own client: it writes the whole body before it reads."""
-    with serving() as (_, http):
-        address = f"{http.base_url}/v1/models/efficientnet-lite0:explain"
-        asked = urllib.request.Request(address, bytes(150_000_000), PNG)
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(asked, timeout=30)
-        assert refused.value.code == 413
-        assert json.load(refused.value)["type"] == "urn:gradcam-service:body-too-large"
-        refused.value.close()
+    path = f"{address}/v1/models/efficientnet-lite0:explain"
+    asked = urllib.request.Request(path, bytes(150_000_000), PNG)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asked, timeout=30)
+    assert refused.value.code == 413
+    assert json.load(refused.value)["type"] == "urn:gradcam-service:body-too-large"
+    refused.value.close()
 
 
 def raw_post(http: httpx2.Client, path: str, rest: bytes) -> bytes:
