@@ -18,6 +18,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.app import create_app
+from service.core.disk_cache import DiskCache
 from service.loading import paths
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
@@ -82,6 +83,10 @@ def address() -> Iterator[str]:
 def known_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """mypy's cache of all packages."""
     return types_of_all(tmp_path_factory.mktemp("types") / "mypy")
+
+
+KEPT = DiskCache(Path(os.environ["TESTS_CACHE"]))
+"""What other tests have found out about a model: of the embedded one it takes ten seconds."""
 
 
 def restarted(settings: Settings) -> Settings:
