@@ -18,6 +18,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from service.app import create_app
+from service.core.disk_cache import DiskCache
 from service.loading import paths
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
@@ -75,6 +76,10 @@ def address() -> Iterator[str]:
     # Beside other tests, scores take longer than a caller would wait.
     with serving(GRADCAM_DEADLINE_SECONDS="300") as (_, http):
         yield str(http.base_url).rstrip("/")
+
+
+KEPT = DiskCache(Path(os.environ["TESTS_CACHE"]))
+"""What other tests have found out about a model: of the embedded one it takes ten seconds."""
 
 
 def restarted(settings: Settings) -> Settings:

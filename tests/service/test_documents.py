@@ -30,6 +30,7 @@ from service.features.evaluate.parameters import EvaluateParameters
 from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
 from service.pipeline.parameters import Parameters
+from tests.service.conftest import KEPT
 from tests.service.live import ROOT
 
 LINES = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)
@@ -152,7 +153,7 @@ def test_the_page_of_onnx(
     exec(read, space)
     assert "Egyptian cat (7, 7)" in capsys.readouterr().out
     (explained,) = cam.explain(
-        load(EMBEDDED).module,
+        load(EMBEDDED, KEPT).module,
         torch.from_numpy(space["pixels"].transpose(2, 0, 1)[None]),
         target=space["best"],
         method="cam",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import threading
 from collections.abc import Generator
 from dataclasses import replace
@@ -20,7 +19,6 @@ from torch import Tensor
 from cam import METHODS, ClassTarget, Question
 from cam.methods.progress import Progress
 from service.backend.work import Explain
-from service.core.disk_cache import DiskCache
 from service.core.errors import (
     ConfigError,
     Problem,
@@ -38,6 +36,7 @@ from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import ModelInput
 from service.settings import Settings
 from tests.cam.nets import hook_count
+from tests.service.conftest import KEPT, restarted
 from tests.waiting import settled, until_async
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +47,7 @@ def model() -> ServedModel:
     entry = EMBEDDED.model_copy(
         update={"runtime": Settings().runtime}
     )  # as the service asks for it
-    return load(entry.copies[0], DiskCache(Path(os.environ["TESTS_CACHE"])))
+    return load(entry.copies[0], KEPT)
 
 
 def image(seed: int) -> ModelInput:
@@ -286,7 +285,8 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
         EMBEDDED,
         ModelEntry(name="other", source="torchvision:squeezenet1_1", weights="none"),
     ]
-    async with ModelManager(entries, settings=Settings(max_queue=4), metrics=Metrics()) as manager:
+    settings = restarted(Settings(max_queue=4))
+    async with ModelManager(entries, settings=settings, metrics=Metrics()) as manager:
         assert manager.why_not_ready() == "still loading: efficientnet-lite0, other"
         with pytest.raises(Unavailable, match="still loading") as caught:
             manager.replicas("other")

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
-from tests.service.conftest import MODEL
+from tests.service.conftest import KEPT, MODEL
 from tests.service.http.test_bad_input import check
 
 ACTIVATIONS = f"{MODEL}:activations"
@@ -43,7 +43,7 @@ def test_statistics_are_those_of_the_arrays(client: TestClient, cat: bytes) -> N
     one = np.zeros(1000, np.float32)
     one[281] = 1
     np.testing.assert_array_equal(arrays["classifier.gradient"], one)
-    head = load(EMBEDDED).module.get_submodule("classifier")
+    head = load(EMBEDDED, KEPT).module.get_submodule("classifier")
     weight, bias = (head.get_parameter(name).numpy() for name in ("weight", "bias"))
     np.testing.assert_allclose(logits, weight @ arrays["classifier.input"] + bias, atol=1e-4)
 

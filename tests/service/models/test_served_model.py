@@ -36,20 +36,28 @@ def entry(source: str = TINY, **given: Any) -> ModelEntry:
     return ModelEntry(name="m", source=source, **given)
 
 
+@pytest.fixture(scope="module")
+def embedded() -> ServedModel:
+    return load(EMBEDDED)
+
+
 @pytest.mark.slow
-def test_the_embedded_model() -> None:
-    model = load(EMBEDDED)
-    assert (model.classes, model.default_layer, str(model.dtype)) == (1000, "bn2", "torch.float32")
+def test_the_embedded_model(embedded: ServedModel) -> None:
+    assert (embedded.classes, embedded.default_layer, str(embedded.dtype)) == (
+        1000,
+        "bn2",
+        "torch.float32",
+    )
     # The last stage ends where Grad-CAM++ looks, which RefineCAM is made of.
     stages = ("blocks.2.0.bn1", "blocks.3.0.bn1", "blocks.5.0.bn1", "blocks.6")
-    assert model.layers_of("refinecam") == stages
-    seen = model.preprocessing
+    assert embedded.layers_of("refinecam") == stages
+    seen = embedded.preprocessing
     assert (seen.height, seen.width, seen.shorter_side) == (224, 224, 256)
     assert seen.mean == seen.std == (0.5, 0.5, 0.5)
     assert seen.resampling.name == "BICUBIC"
-    assert model.labels.name(285) == "Egyptian cat"
-    assert not any(p.requires_grad for p in model.module.parameters())
-    assert load(EMBEDDED).fingerprint == model.fingerprint
+    assert embedded.labels.name(285) == "Egyptian cat"
+    assert not any(p.requires_grad for p in embedded.module.parameters())
+    assert load(EMBEDDED).fingerprint == embedded.fingerprint
 
 
 def test_a_quantised_model_is_served_and_its_weights_are_told_apart() -> None:
@@ -435,10 +443,11 @@ def test_the_library_looks_at_the_layers_that_are_served() -> None:
 
 
 @pytest.mark.slow
-def test_the_library_looks_at_the_measured_layers_of_the_embedded_model() -> None:
-    model = load(EMBEDDED)
-    assert model.layers_of("gradcam++") == ("blocks.6",)
-    same_layers(model, ("gradcam", "gradcam++", "layercam", "elementwise", "refinecam"))
+def test_the_library_looks_at_the_measured_layers_of_the_embedded_model(
+    embedded: ServedModel,
+) -> None:
+    assert embedded.layers_of("gradcam++") == ("blocks.6",)
+    same_layers(embedded, ("gradcam", "gradcam++", "layercam", "elementwise", "refinecam"))
 
 
 def test_half_precision() -> None:

@@ -25,7 +25,7 @@ from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
 from tests.cam.nets import as_after_training
-from tests.service.conftest import running_app, wait_until_ready
+from tests.service.conftest import KEPT, running_app, wait_until_ready
 
 onnx = pytest.importorskip("onnx")
 openvino = pytest.importorskip("openvino")
@@ -595,7 +595,7 @@ POOLED = ("resnet18", "efficientnet-lite0", "swin")
 def test_maps_are_those_of_torch(name: str, dynamic: bool, tmp_path: Path, cat: bytes) -> None:
     torch.manual_seed(0)
     if name == "efficientnet-lite0":
-        served = load(EMBEDDED)
+        served = load(EMBEDDED, KEPT)
         net, layer = served.module, "bn2"
     else:
         net, layer = networks()[name]
