@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from bench.record import record
 from cam import ClassTarget, ExplainedImage, Question, explain_batch
-from cam.passes.fast import FastPath
-from cam.passes.openvino import HINTS, OpenVinoPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.openvino import HINTS, OpenVinoPath
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.loading.served_model import ServedModel, load
@@ -153,7 +153,7 @@ def own_forward(module: nn.Module, image: Tensor, dtype: torch.dtype) -> Callabl
     """Return OpenVINO's forward pass, without what a map needs, as its users compile it."""
     import openvino
 
-    from cam.passes.openvino import converted
+    from cam.runtimes.openvino import converted
 
     options = {"INFERENCE_PRECISION_HINT": HINTS[dtype], "PERFORMANCE_HINT": "LATENCY"}
     compiled = openvino.Core().compile_model(converted(module, image), "CPU", options)

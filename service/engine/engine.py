@@ -43,7 +43,7 @@ from cam.hooks.inference import alone
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import CompiledPath
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import advise, begin_batch
 from cam.prompts import checked_prompts
 from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer

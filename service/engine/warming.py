@@ -20,9 +20,9 @@ from cam import METHODS, CamError, ClassTarget, ExplainedImage, Question, explai
 from cam.agreement import EXACT, LEAST, Fidelity
 from cam.drawing.samples import samples
 from cam.errors import Unfaithful
-from cam.passes.fast import CompiledPath
-from cam.passes.fidelity import judge
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.layout import MARGIN, fastest
+from cam.runtimes.fidelity import judge
 from service.core.errors import one_line
 from service.loading.devices import is_of_memory
 from service.loading.served_model import ServedModel

@@ -12,9 +12,10 @@ from cam import Reading
 from cam.errors import to_install
 from cam.methods.head import PooledHead
 from cam.outputs.output import Kind
-from cam.passes.fast import CompiledPath, FastPath
-from cam.passes.openvino import OpenVinoPath, is_installed
-from cam.passes.packaged import PackagedPath
+from cam.passes.compiled_path import CompiledPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.openvino import OpenVinoPath, is_installed
+from cam.runtimes.packaged import PackagedPath
 from service.core.disk_cache import KeyedCache
 from service.models.catalog import ModelEntry
 

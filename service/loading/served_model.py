@@ -34,7 +34,7 @@ from cam.outputs.detection import LEAST_SCORE, read_detections
 from cam.outputs.output import Output
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of
-from cam.passes.fast import CompiledPath
+from cam.passes.compiled_path import CompiledPath
 from cam.positions.locate import declare
 from service.core.choices import Activation, Runtime
 from service.core.disk_cache import OFF, DiskCache, KeyedCache

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.core.disk_cache import MOST_BYTES, DiskCache
 from service.core.errors import ConfigError, one_line
 from service.core.settings import CoreSettings

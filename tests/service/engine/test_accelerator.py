@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.accelerator import LAYER, Device, loaded, measure
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.outputs import transfer
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.work import Explain
 from service.core.errors import Unexplainable

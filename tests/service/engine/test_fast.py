@@ -19,8 +19,8 @@ from cam import METHODS, ClassTarget, ExplainedImage, Question
 from cam.agreement import Fidelity
 from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import FastPath
-from cam.passes.fidelity import likeness
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.fidelity import likeness
 from service.app import create_app
 from service.backend.work import Explain
 from service.core.metrics import Metrics
@@ -79,7 +79,7 @@ def mode(client: TestClient, model: str, **query: Any) -> str:
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     # For so small a model a busy machine may find it slower compiled.
-    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() or 1.0)
+    monkeypatch.setattr("cam.runtimes.compiled.fastest", lambda work: work() or 1.0)
     with TestClient(create_app(Settings(), entries())) as client:
         wait_until_ready(client, 300)
         about = client.get("/v1/models/fast").json()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cam import ExplainedImage, Question
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.app import create_app
 from service.core.errors import ConfigError
 from service.engine.warming import warm_paths

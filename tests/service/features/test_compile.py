@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cam.passes.fast import FastPath
-from cam.passes.packaged import PackagedPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.packaged import PackagedPath
 from service.cli.main import main
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError
