@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from cam.passes.batch_answer import BatchAnswer
 class CompiledPath(Protocol):
     """Another way to compute the maps of a model's layer: see `cam.runtimes`."""
 
-    runtime: Literal["torch", "openvino"]
+    runtime: str
     """What runs the model."""
     layer: str
     dtype: torch.dtype

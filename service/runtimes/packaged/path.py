@@ -1,0 +1,44 @@
+"""The path of a model whose files were compiled ahead of time, and how these are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from cam.passes.compiled_path import CompiledPath
+from cam.runtimes.packaged import PackagedPath
+from service.core.disk_cache import KeyedCache
+from service.loading.served_model import ServedModel
+
+
+def path(
+    model: ServedModel, dtype: torch.dtype, sizes: Sequence[int], others: Sequence[CompiledPath]
+) -> PackagedPath | None:
+    if model.exact or not model.head:
+        return None
+    files = _packages(model.packages, model.default, dtype, sizes[-1])
+    if not files:
+        return None
+    return PackagedPath(files, model.default, dtype=dtype, head=model.head, reading=model.reading)
+
+
+def _packages(kept: KeyedCache, layer: str, dtype: torch.dtype, most: int) -> dict[int, bytes]:
+    """Return the files that `gradcam compile` has kept, by their sizes; none if batches of `most`
+    images would be too large for them."""
+    sizes = json.loads(kept.read(sizes_record(layer, dtype)) or "[]")
+    if max(sizes, default=0) < most:
+        return {}
+    found = {size: kept.read(package_record(layer, dtype, size)) for size in sizes}
+    return {size: each for size, each in found.items() if each} if all(found.values()) else {}
+
+
+def sizes_record(layer: str, dtype: torch.dtype) -> str:
+    """Return the name under which the sizes of the compiled files are kept, a list in JSON."""
+    return f"packages {layer} {dtype}"
+
+
+def package_record(layer: str, dtype: torch.dtype, size: int) -> str:
+    """Return the name under which the compiled file of a size is kept."""
+    return f"package {layer} {dtype} {size}"
