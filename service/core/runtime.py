@@ -19,9 +19,10 @@ class Runtime:
     told: str
     """What an entry may write to have it, for people."""
     path: Function
-    """Takes the model (`service.loading.served_model.ServedModel`), the dtype in which it may
-    compute, the sizes of batches, and the paths that runtimes before it in the list have made.
-    Returns its `cam.passes.compiled_path.CompiledPath`, or None if it has none for the model."""
+    """Takes the model (`service.loading.served_model.ServedModel`), the paths that runtimes before
+    it in the list have made, the `dtype` in which it may compute, the `sizes` of batches, and the
+    model's `head` and `reading`. Returns its `cam.passes.compiled_path.CompiledPath`, or None if it
+    has none for the model."""
     problem: Function | None = None
     """Takes the entry and the device. Returns why it cannot run such models, as half a sentence, or
     None. Without it, it can run all."""

@@ -46,9 +46,10 @@ def offers(entry: ModelEntry, model: ServedModel) -> list[Offer]:
     # Where the maps have to be the exact ones, no precision is lost.
     if not model.exact and dtype == torch.float32 and _has_bfloat16(model.device):
         dtype = torch.bfloat16
+    given = {"dtype": dtype, "sizes": sizes, "head": model.head, "reading": model.reading}
     found: list[Offer] = []
     for runtime in usable:
-        path = load(runtime.path)(model, dtype, sizes, [each.path for each in found])
+        path = load(runtime.path)(model, [each.path for each in found], **given)
         if path is not None:
             found.append(Offer(runtime, path))
     return found

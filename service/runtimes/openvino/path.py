@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,15 +20,5 @@ def problem(entry: ModelEntry, device: torch.device) -> str | None:
     return None if is_installed() else f"OpenVINO is not installed; {to_install('openvino')}"
 
 
-def path(
-    model: ServedModel, dtype: torch.dtype, sizes: Sequence[int], others: Sequence[CompiledPath]
-) -> OpenVinoPath:
-    return OpenVinoPath(
-        model.module,
-        model.default,
-        dtype=dtype,
-        sizes=sizes,
-        head=model.head,
-        reading=model.reading,
-        kept=model.kept,
-    )
+def path(model: ServedModel, others: Sequence[CompiledPath], **given: Any) -> OpenVinoPath:
+    return OpenVinoPath(model.module, model.default, **given, kept=model.kept)

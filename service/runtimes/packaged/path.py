@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,14 +15,12 @@ from service.loading.served_model import ServedModel
 
 
 def path(
-    model: ServedModel, dtype: torch.dtype, sizes: Sequence[int], others: Sequence[CompiledPath]
+    model: ServedModel, others: Sequence[CompiledPath], *, sizes: Sequence[int], **given: Any
 ) -> PackagedPath | None:
     if model.exact or not model.head:
         return None
-    files = _packages(model.packages, model.default, dtype, sizes[-1])
-    if not files:
-        return None
-    return PackagedPath(files, model.default, dtype=dtype, head=model.head, reading=model.reading)
+    files = _packages(model.packages, model.default, given["dtype"], sizes[-1])
+    return PackagedPath(files, model.default, **given) if files else None
 
 
 def _packages(kept: KeyedCache, layer: str, dtype: torch.dtype, most: int) -> dict[int, bytes]:

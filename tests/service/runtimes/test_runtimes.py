@@ -81,7 +81,7 @@ from service.core.runtime import Runtime
 TOY = Runtime(name="toy", told="`toy`, for play", path=f"{__name__}:path")
 
 
-def path(model, dtype, sizes, others):
+def path(model, others, *, dtype, sizes, head, reading):
     from cam.passes.compiled_path import CompiledPath
     from cam.passes.onepass import begin_batch
 
@@ -89,13 +89,13 @@ def path(model, dtype, sizes, others):
         runtime, way, layer = "toy", "played", model.default
 
         def __init__(self):
-            self.dtype, self.sizes = model.dtype, tuple(sizes)
+            self.dtype, self.sizes = dtype, tuple(sizes)
 
         def settle(self, image):
             return None
 
         def explain(self, images, questions):
-            return begin_batch(model.module, images, questions, reading=model.reading)
+            return begin_batch(model.module, images, questions, head=head, reading=reading)
 
     return ToyPath()
 '''
