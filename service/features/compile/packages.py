@@ -12,7 +12,7 @@ from service.core.errors import ConfigError, one_line
 from service.core.settings import CoreSettings
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
-from service.runtimes.packaged.path import package_record, sizes_record
+from service.runtimes.packaged import package_record, sizes_record
 from service.runtimes.paths import offers
 
 NO_PACKAGES: Final = (

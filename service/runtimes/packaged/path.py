@@ -1,4 +1,4 @@
-"""The path of a model whose files were compiled ahead of time, and how these are kept."""
+"""The path of a model whose files were compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cam.passes.compiled_path import CompiledPath
 from cam.runtimes.packaged import PackagedPath
 from service.core.disk_cache import KeyedCache
 from service.loading.served_model import ServedModel
+from service.runtimes.packaged import package_record, sizes_record
 
 
 def path(
@@ -31,13 +32,3 @@ def _packages(kept: KeyedCache, layer: str, dtype: torch.dtype, most: int) -> di
         return {}
     found = {size: kept.read(package_record(layer, dtype, size)) for size in sizes}
     return {size: each for size, each in found.items() if each} if all(found.values()) else {}
-
-
-def sizes_record(layer: str, dtype: torch.dtype) -> str:
-    """Return the name under which the sizes of the compiled files are kept, a list in JSON."""
-    return f"packages {layer} {dtype}"
-
-
-def package_record(layer: str, dtype: torch.dtype, size: int) -> str:
-    """Return the name under which the compiled file of a size is kept."""
-    return f"package {layer} {dtype} {size}"
