@@ -41,6 +41,7 @@ from service.engine.engine import Engine
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.pipeline.images import decode
+from service.runtimes.warming import fast_path
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"name": "tiny", "source": "timm:test_resnet", "weights": "none", "input_size": 64},
@@ -110,11 +111,12 @@ def main() -> None:
 async def engine(entry: dict[str, Any], clients: int, seconds: float) -> dict[str, Any]:
     """Measure the engine in this process."""
     with ThreadPoolExecutor(1) as loader:  # as the service does: the thread ends
-        model = loader.submit(load, ModelEntry(**entry)).result()
+        model = loader.submit(load, given := ModelEntry(**entry)).result()
     photo = decode(photographs()[0], max_pixels=10_000_000)
     seen = model.preprocessing.apply(photo, "squash")
     question = Question((ClassTarget(),), "gradcam", (model.default,))
-    async with Engine(model, max_queue=1000, metrics=Metrics()) as running:
+    prepare = fast_path(given, model)
+    async with Engine(model, max_queue=1000, metrics=Metrics(), fast_path=prepare) as running:
         await running.warm()
 
         async def send() -> None:

@@ -39,7 +39,7 @@ from cam import ClassTarget, Question, evaluate
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.metrics import PERCENTAGES, MetricOptions, Scores, step_of
-from cam.passes.openvino import OpenVinoPath, is_installed
+from cam.runtimes.openvino import OpenVinoPath, is_installed
 from service.core.threads import WAITING, one_each
 from service.engine.engine import BACKGROUND_GROUP
 from service.loading.served_model import ServedModel

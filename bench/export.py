@@ -29,7 +29,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from cam.passes.openvino import compiled, converted
+from cam.runtimes.openvino import compiled, converted
 from service.features.export.write import INPUT, Form, _quietly, export
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry

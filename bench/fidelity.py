@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from bench.library import MIDDLE, build, head_of
 from bench.record import record
 from cam import ClassTarget, ExplainedImage, Question, default_layer, explain_batch, survey
-from cam.passes.fast import FastPath
-from cam.passes.fidelity import likeness, roundings_apart
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.fidelity import likeness, roundings_apart
 
 CROPS = 6
 

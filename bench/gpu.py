@@ -33,9 +33,10 @@ from torch import Tensor, nn
 
 from bench.record import record
 from cam import ClassTarget, Question
-from cam.passes.fast import CompiledPath, FastPath
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import explain_batch
-from cam.passes.packaged import PackagedPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.packaged import PackagedPath
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 

@@ -37,7 +37,7 @@ from bench.record import record
 from cam import ClassTarget, Question, default_layer, explain_batch, survey
 from cam.errors import MethodUnsuited
 from cam.methods.head import PooledHead, pooled_head
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
 

@@ -15,6 +15,9 @@ from __future__ import annotations
 from service.backend.work import Explain
 from service.core.threads import WAITING, spin_briefly
 from service.models.preprocessing import ModelInput
+from service.runtimes.openvino import OPENVINO
+from service.runtimes.paths import Offer
+from service.runtimes.warming import warm_paths
 
 spin_briefly()  # as `gradcam serve` does, before torch is imported
 
@@ -23,6 +26,7 @@ import asyncio
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -34,8 +38,8 @@ from torch import Tensor, nn
 
 from bench.record import record
 from cam import ClassTarget, ExplainedImage, Question, explain_batch
-from cam.passes.fast import FastPath
-from cam.passes.openvino import HINTS, OpenVinoPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.openvino import HINTS, OpenVinoPath
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.loading.served_model import ServedModel, load
@@ -153,7 +157,7 @@ def own_forward(module: nn.Module, image: Tensor, dtype: torch.dtype) -> Callabl
     """Return OpenVINO's forward pass, without what a map needs, as its users compile it."""
     import openvino
 
-    from cam.passes.openvino import converted
+    from cam.runtimes.openvino import converted
 
     options = {"INFERENCE_PRECISION_HINT": HINTS[dtype], "PERFORMANCE_HINT": "LATENCY"}
     compiled = openvino.Core().compile_model(converted(module, image), "CPU", options)
@@ -175,8 +179,9 @@ async def engine(model: ServedModel, path: OpenVinoPath, rounds: int) -> float |
     pixels = np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), np.uint8)
     question = Question((ClassTarget(),), "gradcam", (model.default,))
     work = Explain(ModelInput.of(pixels), (question,))
-    served = replace(model, paths=(path,), exact=path.dtype == torch.float32)
-    async with Engine(served, max_queue=4, metrics=Metrics()) as running:
+    served = replace(model, exact=path.dtype == torch.float32)
+    prepare = partial(warm_paths, served, [Offer(OPENVINO, path)], None)
+    async with Engine(served, max_queue=4, metrics=Metrics(), fast_path=prepare) as running:
         await running.warm()
         if running.runtime != "openvino":
             return None

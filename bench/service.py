@@ -48,6 +48,7 @@ from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from service.runtimes.warming import fast_path
 
 PHOTOS = 256
 HERE = Path(__file__).parent
@@ -113,7 +114,8 @@ async def engine(mode: str, clients: int, seconds: float) -> dict[str, Any]:
     model = load(entry)
     seen = model.preprocessing.apply(Image.open(io.BytesIO(photographs()[0])), "squash")
     question = Question((ClassTarget(),), "gradcam", (model.default,))
-    async with Engine(model, max_queue=1000, metrics=Metrics()) as running:
+    prepare = fast_path(entry, model)
+    async with Engine(model, max_queue=1000, metrics=Metrics(), fast_path=prepare) as running:
         await running.warm()
 
         async def send() -> None:

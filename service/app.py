@@ -12,6 +12,7 @@ from service.engine.manager import ModelManager
 from service.features import adapters, journals, operations, watches
 from service.http.app import make_app
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.runtimes.warming import fast_path
 from service.settings import Settings
 
 OPERATIONS, ADAPTERS = operations(), adapters()
@@ -36,7 +37,12 @@ def create_app(
         metrics.count_restart(entry.name for entry in entries)
     journal = next((make(folder) for make in journals() if folder), None)
     manager = ModelManager(
-        entries, settings=settings, metrics=metrics, journal=journal, watches=watches()
+        entries,
+        settings=settings,
+        metrics=metrics,
+        journal=journal,
+        watches=watches(),
+        fast_path=fast_path,
     )
     return make_app(
         settings,

@@ -17,7 +17,7 @@ from cam.errors import did_you_mean
 from cam.methods.progress import Progress
 from service.backend.answers import Outcome
 from service.backend.work import Value, Work
-from service.core.choices import Runtime
+from service.core.choices import RuntimeName
 from service.core.errors import UnknownModel
 from service.models.catalog import ModelEntry
 from service.models.info import ModelInfo
@@ -58,7 +58,7 @@ class ModelBackend(Protocol):
         """Names of the devices, separated by commas."""
 
     @property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> RuntimeName:
         """What runs the model for the methods that `is_fast` names."""
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Literal
 
 from typing_extensions import TypeAliasType
 
@@ -68,8 +69,17 @@ WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[_AnswerMethod, 
 AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 Mode = TypeAliasType("Mode", Literal["exact", "fast"])
 WantedMode = TypeAliasType("WantedMode", Literal["exact", "fast", "auto"])
-Runtime = TypeAliasType("Runtime", Literal["torch", "openvino"])
-WantedRuntime = TypeAliasType("WantedRuntime", Literal["torch", "openvino", "auto"])
+RUNTIMES: Final[dict[str, str]] = {"torch": "`torch`"} | {
+    runtime.name: runtime.told for runtime in import_module("service.runtimes").OWN
+}
+"""Name of what can run models → what an entry may write to have it. The package that lists the
+runtimes stands above the core, which reads the list and imports no runtime."""
+if TYPE_CHECKING:
+    RuntimeName = str
+    WantedRuntime = str
+else:
+    RuntimeName = TypeAliasType("Runtime", Literal[*RUNTIMES])
+    WantedRuntime = TypeAliasType("WantedRuntime", Literal[*RUNTIMES, "auto"])
 Activation = TypeAliasType("Activation", Literal["softmax", "sigmoid", "none"])
 WantedActivation = TypeAliasType("WantedActivation", Literal["auto", "softmax", "sigmoid", "none"])
 OutputKind = TypeAliasType("OutputKind", Literal["auto", "classes", "value"])

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from service.core.choices import (
+    RUNTIMES,
     Activation,
     ChannelOrder,
     ClassDependence,
@@ -16,7 +17,7 @@ from service.core.choices import (
     MethodFamily,
     Mode,
     ModelKind,
-    Runtime,
+    RuntimeName,
     ValueRange,
 )
 from service.core.schemas import Open
@@ -179,8 +180,8 @@ class ModelDescription(Open):
         "whose `fast` is true.",
         examples=["exact"],
     )
-    runtime: Runtime = Field(
-        description="What computes the maps of the fast path.", examples=["openvino"]
+    runtime: RuntimeName = Field(
+        description="What computes the maps of the fast path.", examples=[[*RUNTIMES][-1]]
     )
     fidelity: float | None = Field(
         None,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from service.core.choices import WantedRuntime
+from service.core.choices import RUNTIMES, WantedRuntime
 from service.core.errors import ConfigError
 from service.core.pydantic_errors import mistake
 
@@ -61,8 +61,8 @@ class CoreSettings(BaseModel):
     )
     runtime: WantedRuntime = Field(
         "auto",
-        description="runtime of the models whose entries name none: `torch`, `openvino`, or "
-        "`auto`, the fastest installed one",
+        description="runtime of the models whose entries name none: "
+        f"{', '.join(f'`{name}`' for name in RUNTIMES)}, or `auto`, the fastest installed one",
     )
     max_queue: int = Field(
         1024,

@@ -43,7 +43,7 @@ from cam.hooks.inference import alone
 from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import CompiledPath
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import advise, begin_batch
 from cam.prompts import checked_prompts
 from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
@@ -58,7 +58,7 @@ from service.backend.work import (
     Value,
     Work,
 )
-from service.core.choices import Runtime
+from service.core.choices import RuntimeName
 from service.core.errors import (
     RETRY_AFTER_SECONDS,
     InvalidParameter,
@@ -71,7 +71,7 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.core.pool import Priority, in_own_thread
 from service.engine.batcher import Batcher, BatcherClosed, BatcherFull, Later
-from service.engine.warming import WarmPath, warm_paths
+from service.engine.fast_path import PrepareFastPath, WarmPath
 from service.loading.devices import bind, is_of_memory
 from service.loading.served_model import ServedModel
 
@@ -125,6 +125,7 @@ class Engine:
         cores: numbers of the CPU cores to which the worker thread, and the threads that torch
             starts from it, are bound; None for all cores.
         images: number of images that will be explained; None if that is not known.
+        fast_path: prepares the fast path; None if there is none.
         changed: called when the fast path was prepared while requests were answered.
     """
 
@@ -137,6 +138,7 @@ class Engine:
         patience: float = 0.0,
         cores: Sequence[int] | None = None,
         images: int | None = None,
+        fast_path: PrepareFastPath | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
@@ -152,6 +154,7 @@ class Engine:
         self._limits: dict[type[Work[Any]], asyncio.Semaphore] = {}
         self.limited: Counter[type[Work[Any]]] = Counter()
         """Number of works that run or wait, of each kind of which only a few run at a time."""
+        self._prepare = fast_path
         self._fast: CompiledPath | None = None
         self._settling: asyncio.Task[None] | None = None
         self._texts: LRUCache[ReadText, TextTarget] = LRUCache(TEXTS)
@@ -210,14 +213,14 @@ class Engine:
             await self._finished(_Item(photo, (NOTHING,), steps, warms=True), None)
             return
         await self._batch(1)
-        if self.model.paths:
-            worth = self._images * await self._batch(1)
+        if self._prepare:
+            prepare = partial(self._prepare, self._images * await self._batch(1))
             if self.model.device.type == "cpu":
                 await self.batcher.submit(
-                    _Item(self._sample(), (NOTHING,), self._settle_fast(worth), warms=True)
+                    _Item(self._sample(), (NOTHING,), self._settle_fast(prepare), warms=True)
                 )
             else:
-                settling = self._settle_beside(worth)
+                settling = self._settle_beside(prepare)
                 self._settling = asyncio.create_task(settling, name="prepare the fast path")
         log.info("model %s: warming batches of up to %d images", self.model.name, self._fullest)
         await self._batch(self._fullest)
@@ -267,17 +270,17 @@ class Engine:
         futures = [self.batcher.submit(item) for item in items]
         return max([(await future).run_seconds for future in futures])
 
-    def _settle_fast(self, worth: float) -> Steps[object]:
-        self._take(warm_paths(self.model, worth))
+    def _settle_fast(self, prepare: Callable[[], WarmPath | None]) -> Steps[object]:
+        self._take(prepare())
         yield from ()
         return []
 
-    async def _settle_beside(self, worth: float) -> None:
+    async def _settle_beside(self, prepare: Callable[[], WarmPath | None]) -> None:
         """Prepare the fast path in a thread of its own, while the exact one answers: a compiler
         takes minutes."""
         name = f"prepare {self.model.name}"
         try:
-            warm = await in_own_thread(name, partial(warm_paths, self.model, worth))
+            warm = await in_own_thread(name, prepare)
         except Exception:
             log.exception("model %s has no fast path", self.model.name)
             warm = None
@@ -287,10 +290,10 @@ class Engine:
     def _take(self, warm: WarmPath | None) -> None:
         if warm:
             self.fidelities, self._fast = warm.fidelities, warm.path
-        self.model = replace(self.model, paths=())  # frees the paths that are not used
+        self._prepare = None  # frees the paths that are not used
 
     @property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> RuntimeName:
         """What runs the model for the methods that `is_fast` names."""
         return self._fast.runtime if self._fast else self.model.runtime
 

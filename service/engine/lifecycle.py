@@ -15,6 +15,7 @@ from service.core.errors import ConfigError, one_line
 from service.core.metrics import Metrics
 from service.core.pool import in_own_thread
 from service.engine.engine import Engine
+from service.engine.fast_path import MakeFastPath, PrepareFastPath, no_fast_path
 from service.engine.replicas import Replicas
 from service.loading.devices import bind, usable
 from service.loading.served_model import ServedModel, check, load
@@ -40,6 +41,7 @@ class ModelLifecycle:
         cache: keeps what is found out about the model for the next start.
         images: number of images that will be explained; None if that is not known.
         watches: make who is told the answers to live traffic.
+        fast_path: makes what prepares the model's fast path.
         changed: called when the model is loaded, or cannot be, and when a worker has ended or been
             replaced.
     """
@@ -58,6 +60,7 @@ class ModelLifecycle:
         cache: DiskCache = OFF,
         images: int | None = None,
         watches: Sequence[MakeWatch] = (),
+        fast_path: MakeFastPath = no_fast_path,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.entry = entry
@@ -83,9 +86,10 @@ class ModelLifecycle:
         metrics.worker_restarts.labels(model=entry.name)
         self._cache = cache
         self._make_watches = watches
+        self._make_fast_path = fast_path
         self._watches: list[Watch] = []
         self._changed = changed
-        self._images = None if entry.runtime == "openvino" else images
+        self._images = images
         self._open: dict[Engine, AsyncExitStack] = {}
         """Engine → its own exit stack, so that an engine that hangs does not keep the others from
         closing."""
@@ -195,7 +199,7 @@ class ModelLifecycle:
         self.replicas = None
 
     async def _engine(self, turn: int, copy: ModelEntry) -> Engine:
-        model = await in_own_thread(self._loader, partial(self._load, copy))
+        model, fast_path = await in_own_thread(self._loader, partial(self._load, copy))
         if not self._watches:  # before the warm-up, so that a mistake in the entry shows soon
             for make in self._make_watches:
                 watch = partial(make, self.entry, model, self._metrics)
@@ -207,6 +211,7 @@ class ModelLifecycle:
             metrics=self._metrics,
             cores=_cores(self.entry)[turn],
             images=self._images,
+            fast_path=fast_path,
             changed=self._changed,
         )
         scope = self._open[engine] = AsyncExitStack()
@@ -219,7 +224,7 @@ class ModelLifecycle:
             raise
         return engine
 
-    def _load(self, copy: ModelEntry) -> ServedModel:
+    def _load(self, copy: ModelEntry) -> tuple[ServedModel, PrepareFastPath | None]:
         kind = _kind(copy)
         chosen = self._chosen.get(kind, {})
         copy = copy.model_copy(
@@ -229,11 +234,12 @@ class ModelLifecycle:
         self.loading = True
         try:
             model = load(copy, self._cache)
+            fast_path = self._make_fast_path(copy, model)
         finally:
             self.loading = False
         layout = "channels-last" if model.channels_last else "contiguous"
         self._chosen.setdefault(kind, {})["layout"] = layout
-        return model
+        return model, fast_path
 
 
 def _kind(copy: ModelEntry) -> str:

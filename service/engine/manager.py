@@ -15,6 +15,7 @@ from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError, Conflict, ModelFailed, Unavailable, without_folders
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
+from service.engine.fast_path import MakeFastPath, no_fast_path
 from service.engine.lifecycle import ModelLifecycle
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
@@ -38,10 +39,11 @@ class ModelManager:
 
     Args:
         images: number of images that will be explained; None if that is not known. For a few, no
-            model is converted for OpenVINO.
+            runtime is prepared that takes longer than it saves.
         journal: keeps what is added and removed. The models that it names are loaded after those of
             the catalog.
         watches: make who is told the answers to live traffic.
+        fast_path: makes what prepares the fast path of a model.
     """
 
     loaded: asyncio.Task[None]
@@ -55,6 +57,7 @@ class ModelManager:
         images: int | None = None,
         journal: Journal | None = None,
         watches: Sequence[MakeWatch] = (),
+        fast_path: MakeFastPath = no_fast_path,
     ) -> None:
         self._settings = settings
         self._images = images
@@ -62,6 +65,7 @@ class ModelManager:
         self._cache = DiskCache(settings.cache)
         self._journal = journal or Journal()
         self._watches = watches
+        self._fast_path = fast_path
         self._lifecycles = {
             entry.name: self._lifecycle(entry, essential=True)
             for entry in self._journal.configured(entries)
@@ -263,6 +267,7 @@ class ModelManager:
             cache=self._cache,
             images=self._images,
             watches=self._watches,
+            fast_path=self._fast_path,
             changed=self._tell,
         )
 

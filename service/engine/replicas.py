@@ -17,7 +17,7 @@ from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
 from service.backend.watch import Watch, WatchWork
 from service.backend.work import Explain, Value, Work
-from service.core.choices import Runtime
+from service.core.choices import RuntimeName
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
 from service.engine.response_cache import ResponseCache
@@ -91,7 +91,7 @@ class Replicas:
         return sum(engine.images_a_second for engine in self.engines)
 
     @property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> RuntimeName:
         """What runs the model for the methods that `is_fast` names."""
         return self.engines[0].runtime
 

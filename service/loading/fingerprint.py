@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,8 +27,8 @@ from service.models.sources import SOURCES
 PACKAGES: Final = {
     "torch",
     "torchvision",
-    "openvino",
     *(package for source in SOURCES.values() for package in source.packages),
+    *(package for runtime in import_module("service.runtimes").OWN for package in runtime.packages),
 }
 """Packages whose versions decide what a model does and how fast it does it."""
 UNIMPORTANT: Final = {"name", "labels", "audit", "reference", "explain_sample"}
@@ -88,7 +89,7 @@ def _surroundings() -> str:
     ours = Path(__file__).parent.parent
     for folder in (
         Path(cam.__file__).parent,
-        *(ours / name for name in ("loading", "sources", "engine")),
+        *(ours / name for name in ("loading", "sources", "runtimes")),
     ):
         for file in sorted(folder.rglob("*.py")):
             code.update(file.read_bytes())

@@ -34,9 +34,8 @@ from cam.outputs.kind import kinds
 from cam.outputs.output import Output
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of
-from cam.passes.fast import CompiledPath
 from cam.positions.locate import declare
-from service.core.choices import Activation, Runtime
+from service.core.choices import Activation, RuntimeName
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, typed_line
 from service.core.files import why_unreadable
@@ -44,7 +43,6 @@ from service.loading.devices import accelerators
 from service.loading.examination import Examination, apply, examine, keep, recalled
 from service.loading.fingerprint import fingerprint_of, keys_of
 from service.loading.memory import NONE, Activations, activations, fitted
-from service.loading.paths import compiled_paths
 from service.loading.sources import Answering, Built, answering_of, build, check_source
 from service.loading.transforms import Normalisation
 from service.models.audited import Audited, read_audited
@@ -86,8 +84,6 @@ class ServedModel(ModelInfo):
     """Whether images should have the channels-last memory layout."""
     head: PooledHead | None
     """The linear head, if it reads the mean of the default layer."""
-    paths: tuple[CompiledPath, ...]
-    """The ways to compute maps of the default layer faster, which have not been tried yet."""
     answering: VisionLanguageModel | None = None
     """The model with its processor, if it answers questions."""
     exact: bool
@@ -98,9 +94,9 @@ class ServedModel(ModelInfo):
     """Keeps what is compiled ahead of time, whichever of equal devices the model is on."""
 
     @property
-    def runtime(self) -> Runtime:
+    def runtime(self) -> RuntimeName:
         """What runs the module."""
-        return "openvino" if source_of(self.source)[0].is_graph else "torch"
+        return source_of(self.source)[0].runtime
 
 
 ANYWHERE: Final = {"device": "auto", "layout": "auto", "runtime": None, "max_batch": 1}
@@ -202,9 +198,6 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         unnamed=_unnamed(entry, built, seen.said, reading, labels),
         channels_last=examination.channels_last,
         head=seen.head,
-        paths=compiled_paths(
-            entry, module, default, kind, device, seen.head, reading, kept, packages
-        ),
         exact=entry.mode == "auto" and device.type == "cpu",
         kept=kept,
         packages=packages,
@@ -250,7 +243,6 @@ def _answering(entry: ModelEntry, answering: Answering) -> ServedModel:
         unnamed=None,
         channels_last=False,
         head=None,
-        paths=(),
         exact=True,
         kept=OFF.of(""),
         packages=OFF.of(""),

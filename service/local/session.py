@@ -18,6 +18,7 @@ from service.engine.replicas import Replicas
 from service.loading.devices import devices
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.pipeline import Pipeline, make_pipeline
+from service.runtimes.warming import fast_path
 
 UNBOUNDED: Final = 2**31
 REVIVAL_SECONDS: Final = 120.0
@@ -71,7 +72,13 @@ async def local_session(
     if spread:
         chosen = [_spread(entry) for entry in chosen]
     metrics = Metrics()
-    manager = ModelManager(chosen, settings=settings, metrics=metrics, images=images)
+    manager = ModelManager(
+        chosen,
+        settings=settings,
+        metrics=metrics,
+        images=images,
+        fast_path=fast_path,
+    )
     pipeline = make_pipeline(settings, metrics)
     with one_each():
         async with pipeline, manager:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from pydantic_core import PydanticCustomError
 
 from service.core.choices import (
+    RUNTIMES,
     ChannelOrder,
     DetectionForm,
     Dtype,
@@ -216,15 +217,16 @@ class ModelEntry(BaseModel):
         description=(
             "`exact`: the unchanged model in eager PyTorch; `fast`: maps at the default layer "
             "also from a compiled copy, in half precision if the device supports it; `auto`: "
-            "`fast` on an accelerator; on the CPU the unchanged model, or OpenVINO if it is "
-            "faster and its maps are equal to 1e-4"
+            "`fast` on an accelerator; on the CPU the unchanged model, or a runtime that is "
+            "faster and whose maps are equal to 1e-4"
         ),
     )
     runtime: WantedRuntime | None = Field(
         None,
         description=(
-            "what runs the model if `mode` allows more than eager PyTorch: `torch`; `openvino`, on "
-            "the CPU; `auto`, the fastest installed one; without it, the value of GRADCAM_RUNTIME"
+            "what runs the model if `mode` allows more than eager PyTorch: "
+            f"{'; '.join(RUNTIMES.values())}; `auto`, the fastest installed one; without it, the "
+            "value of GRADCAM_RUNTIME"
         ),
     )
     detections: DetectionForm = Field(
@@ -262,7 +264,7 @@ class ModelEntry(BaseModel):
             raise PydanticCustomError("crop", "an entry has resize or crop_ratio, one of them")
         if self.sha256 and self.weights in ("default", "none"):
             raise PydanticCustomError("pin", "sha256 is of a file that weights names")
-        if self.runtime == "openvino" and self.mode == "exact":
+        if self.mode == "exact" and self.runtime not in (None, "auto", "torch"):
             raise PydanticCustomError(
                 "runtime", "mode 'exact' runs the model as it is, in PyTorch; take fast or auto"
             )
@@ -292,7 +294,7 @@ class ModelEntry(BaseModel):
 
     @property
     def is_graph(self) -> bool:
-        """Whether the source is a network in a file, which OpenVINO runs on the CPU."""
+        """Whether the source is a network in a file, which runs in float32 on the CPU."""
         return source_of(self.source)[0].is_graph
 
     def mistake(self, key: str, sentence: str) -> ConfigError:

@@ -46,4 +46,6 @@ class Source:
     """Whether it names the operator's own code. Its head is as the code makes it, what was found
     out about a model is not kept for the next start, and a folder with a model may not name it."""
     is_graph: bool = False
-    """Whether it names the file of a network, which OpenVINO runs on the CPU."""
+    """Whether it names the file of a network, which runs in float32 on the CPU."""
+    runtime: str = "torch"
+    """What runs its models, if no path is faster."""

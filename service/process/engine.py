@@ -20,6 +20,7 @@ from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.running import end_at_once, run_until_done, why_not_loaded
 from service.rpc.server import BackendServer
+from service.runtimes.warming import fast_path
 
 LOOK_SECONDS: Final = 0.25
 REST_SECONDS: Final = 5
@@ -70,7 +71,12 @@ async def _serve(
         metrics.count_restart(entry.name for entry in entries)
     journal = next((make(folder) for make in journals()), None)
     manager = ModelManager(
-        entries, settings=settings, metrics=metrics, journal=journal, watches=watches()
+        entries,
+        settings=settings,
+        metrics=metrics,
+        journal=journal,
+        watches=watches(),
+        fast_path=fast_path,
     )
     server = BackendServer(manager, listening)
     manager.subscribe(server.tell)

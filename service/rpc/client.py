@@ -18,7 +18,7 @@ from structlog.contextvars import get_contextvars
 from service.backend.answers import Outcome
 from service.backend.interface import Listener, unknown_model
 from service.backend.work import Value, Work
-from service.core.choices import Runtime
+from service.core.choices import RuntimeName
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
 from service.models.catalog import ModelEntry
@@ -334,7 +334,7 @@ class RemoteModel:
         self.model: ModelInfo = state.info
         self.devices = state.devices
         self.copies = state.copies
-        self.runtime: Runtime = state.runtime
+        self.runtime: RuntimeName = state.runtime
         self.fidelities = state.fidelities
         self.images_a_second = state.images_a_second
 

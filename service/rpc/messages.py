@@ -17,7 +17,7 @@ from cam.methods.progress import Progress
 from service.backend.answers import Outcome
 from service.backend.work import Work
 from service.core import errors
-from service.core.choices import Runtime
+from service.core.choices import RuntimeName
 from service.models.info import ModelInfo
 from service.rpc.frames import Codec
 
@@ -113,7 +113,7 @@ class ModelSnapshot:
     """None as long as there is a problem, as for all that follows."""
     devices: str = ""
     copies: int = 0
-    runtime: Runtime = "torch"
+    runtime: RuntimeName = "torch"
     fidelities: Mapping[str, Fidelity] = dataclasses.field(default_factory=dict)
     images_a_second: float = 0.0
     fast: frozenset[str] = frozenset()

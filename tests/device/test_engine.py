@@ -12,7 +12,7 @@ import torchvision
 from cam import ClassTarget, ExplainedImage, Question, explain_batch, spearman
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.backend.work import Explain
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics

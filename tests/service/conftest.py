@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.core.disk_cache import DiskCache
-from service.loading import paths
 from service.models.catalog import EMBEDDED, ModelEntry
+from service.runtimes.openvino import path
 from service.settings import Settings
 from tests.service.live import serving
 from tests.waiting import until
@@ -41,7 +41,7 @@ here would take it for a setting."""
 
 # Converting each test's model for OpenVINO would take longer than the test; the tests of that path
 # set it back.
-setattr(paths, "is_installed", lambda: False)  # noqa: B010 - mypy allows no assignment
+setattr(path, "is_installed", lambda: False)  # noqa: B010 - mypy allows no assignment
 
 
 @pytest.fixture(scope="session")

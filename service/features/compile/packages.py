@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.core.disk_cache import MOST_BYTES, DiskCache
 from service.core.errors import ConfigError, one_line
 from service.core.settings import CoreSettings
-from service.loading.paths import package_record, sizes_record
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.runtimes.packaged import package_record, sizes_record
+from service.runtimes.paths import offers
 
 NO_PACKAGES: Final = (
     "only a model whose head is linear behind the mean of a layer can be; on a CUDA device the "
@@ -33,17 +34,20 @@ def compile_model(entry: ModelEntry, settings: CoreSettings, sizes: Sequence[int
     if settings.cache is None:
         raise ConfigError("GRADCAM_CACHE is off; it names the folder that the service reads")
     device = entry.device if isinstance(entry.device, str) else entry.device[0]
-    model = load(entry.model_copy(update={"device": device}), DiskCache(settings.cache))
+    entry = entry.model_copy(update={"device": device})
+    model = load(entry, DiskCache(settings.cache))
     most = model.max_batch
     wanted = sorted({*(sizes or [1, min(32, most)]), most})
     if wanted[0] < 1 or wanted[-1] > most:
         wrong = wanted[0] if wanted[0] < 1 else wanted[-1]
         raise ConfigError(f"--size is {wrong}; it can be 1 … {most}")
-    for each, count in compile_packages(model, wanted):
+    for each, count in compile_packages(entry, model, wanted):
         print(f"{model.name}: batches of {each} on {model.device}, {count / 1e6:.1f} MB")
 
 
-def compile_packages(model: ServedModel, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def compile_packages(
+    entry: ModelEntry, model: ServedModel, sizes: Sequence[int]
+) -> Iterator[tuple[int, int]]:
     """Compile a model's forward pass ahead of time for some batch sizes, and keep the files where
     the next start of the service finds them: they are of these weights, this layer, dtype and
     processor, and of these versions of the packages. Yield each size with the bytes of its file.
@@ -55,7 +59,8 @@ def compile_packages(model: ServedModel, sizes: Sequence[int]) -> Iterator[tuple
     Raises:
         ConfigError: if the model cannot be compiled, or the file cannot be kept.
     """
-    dtypes = {path.dtype for path in model.paths if path.runtime == "torch"}
+    paths = [offer.path for offer in offers(entry, model)]
+    dtypes = {path.dtype for path in paths if path.runtime == FastPath.runtime}
     who = f"model {model.name!r} cannot be compiled ahead of time"
     if not dtypes:
         raise ConfigError(

@@ -31,8 +31,8 @@ from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.outputs import watching
 from cam.outputs.reading import logits_of
-from cam.passes.openvino import LARGEST_BATCH, compiled, converted, is_installed
 from cam.positions.locate import locate
+from cam.runtimes.openvino import LARGEST_BATCH, compiled, converted, is_installed
 from service import __version__
 from service.core.errors import ConfigError, one_line
 from service.core.logs import quiet

@@ -15,6 +15,7 @@ _graph = partial(
     packages=("openvino",),
     anything=True,
     is_graph=True,
+    runtime="openvino",
 )
 ONNX: Final = _graph(name="onnx", told="`onnx:FILE.onnx` (from the TOML file's folder)")
 OPENVINO: Final = _graph(name="openvino", told="`openvino:FILE.xml` (from the TOML file's folder)")

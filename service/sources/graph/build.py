@@ -10,7 +10,7 @@ from typing import Any, get_args
 from cam import Reading
 from cam.errors import to_install
 from cam.outputs.reading import Activation
-from cam.passes.openvino import is_installed
+from cam.runtimes.openvino import is_installed
 from service.core.errors import typed_line
 from service.core.files import why_unreadable
 from service.loading.sources import Built

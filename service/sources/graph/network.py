@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cam.passes.openvino import compiled, inferred
+from cam.runtimes.openvino import compiled, inferred
 from service.core.errors import one_line
 from service.sources.graph.tail import Operations, is_mean_of_classes
 

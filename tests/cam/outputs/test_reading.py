@@ -34,7 +34,7 @@ from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
 from cam.outputs.outputs import outputs_of
 from cam.outputs.reading import logits_of
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from tests.cam.nets import ATTENDING, DETECTING, Foreground, Headed, Paired, detector, images, small
 
 # The first channel's mean is 1, the others' are 0.

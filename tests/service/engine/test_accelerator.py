@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,17 @@ from torch import Tensor
 from bench.accelerator import LAYER, Device, loaded, measure
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.outputs import transfer
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.work import Explain
 from service.core.errors import Unexplainable
 from service.core.metrics import Metrics
-from service.engine import engine as engine_module
 from service.engine.engine import Engine
 from service.loading.served_model import ServedModel
 from service.models.preprocessing import ModelInput
+from service.runtimes.compiled import COMPILED
+from service.runtimes.paths import Offer
+from service.runtimes.warming import warm_paths
 from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.anyio
@@ -124,21 +127,26 @@ class Prepared(FastPath):
 
 @pytest.fixture
 def preparing(model: ServedModel) -> ServedModel:
-    """A model on another device than the CPU, with a path that is not ready."""
-    return replace(model, device=torch.device("meta"), paths=(Prepared(model),), exact=False)
+    """A model on another device than the CPU."""
+    return replace(model, device=torch.device("meta"), exact=False)
 
 
-def path_of(model: ServedModel) -> Prepared:
-    (path,) = model.paths
-    assert isinstance(path, Prepared)
-    return path
+@pytest.fixture
+def path(preparing: ServedModel) -> Prepared:
+    """A path that is not ready."""
+    return Prepared(preparing)
+
+
+def engine_of(model: ServedModel, path: Prepared, **given: Any) -> Engine:
+    prepare = partial(warm_paths, model, [Offer(COMPILED, path)], None)
+    return Engine(model, max_queue=64, metrics=Metrics(), fast_path=prepare, **given)
 
 
 async def test_requests_are_answered_while_the_fast_path_is_prepared(
-    preparing: ServedModel, photos: list[ModelInput]
+    preparing: ServedModel, path: Prepared, photos: list[ModelInput]
 ) -> None:
-    path, told = path_of(preparing), []
-    engine = Engine(preparing, max_queue=64, metrics=Metrics(), changed=lambda: told.append(1))
+    told: list[int] = []
+    engine = engine_of(preparing, path, changed=lambda: told.append(1))
     async with engine:
         await engine.warm()
         await until_async(path.begun.is_set)
@@ -151,14 +159,15 @@ async def test_requests_are_answered_while_the_fast_path_is_prepared(
         assert told == [1]
         assert engine.is_fast("gradcam")
         after = the(await engine.ask(Explain(photos[0], (GRADCAM,))))
-        assert not engine.model.paths
+        assert engine._prepare is None  # paths that are not used are not kept
     for each in (same, after):
         np.testing.assert_allclose(each.map, before.map, rtol=1e-4, atol=1e-6)
 
 
-async def test_leaving_does_not_wait_for_the_compiler(preparing: ServedModel) -> None:
-    path = path_of(preparing)
-    engine = Engine(preparing, max_queue=64, metrics=Metrics())
+async def test_leaving_does_not_wait_for_the_compiler(
+    preparing: ServedModel, path: Prepared
+) -> None:
+    engine = engine_of(preparing, path)
     async with asyncio.timeout(20), engine:
         await engine.warm()
         await until_async(path.begun.is_set)
@@ -167,13 +176,13 @@ async def test_leaving_does_not_wait_for_the_compiler(preparing: ServedModel) ->
 
 
 async def test_a_fast_path_that_cannot_be_made_leaves_the_exact_one(
-    preparing: ServedModel, photos: list[ModelInput], monkeypatch: pytest.MonkeyPatch
+    preparing: ServedModel, photos: list[ModelInput]
 ) -> None:
-    def fails(model: ServedModel, worth: float) -> None:
+    def fails(worth: float) -> None:
         raise RuntimeError("the device is busy")
 
-    monkeypatch.setattr(engine_module, "warm_paths", fails)
-    async with Engine(preparing, max_queue=64, metrics=Metrics()) as engine:
+    metrics = Metrics()
+    async with Engine(preparing, max_queue=64, metrics=metrics, fast_path=fails) as engine:
         await engine.warm()
         await engine.ask(Explain(photos[0], (GRADCAM,), "background"))
         assert not engine.is_fast("gradcam")

@@ -23,6 +23,7 @@ from service.engine.engine import Engine
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.runtimes.paths import offers
 from service.settings import Settings
 from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, running_app, wait_until_ready
@@ -84,11 +85,12 @@ async def test_maps_of_concurrent_requests_are_those_of_each_alone(
 @pytest.mark.slow
 def test_told_at_load(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    model = load(MIXING.model_copy(update={"mode": "fast"}))
+    entry = MIXING.model_copy(update={"mode": "fast"})
+    model = load(entry)
     assert model.max_batch == 1
     assert model.batching
-    (path,) = model.paths
-    assert path.sizes == (1,)
+    (offer,) = offers(entry, model)
+    assert offer.path.sizes == (1,)
     assert [record.getMessage() for record in caplog.records if "one by one" in record.message] == [
         f"model mixing is given images one by one: {model.batching}"
     ]

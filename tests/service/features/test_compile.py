@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cam.passes.fast import FastPath
-from cam.passes.packaged import PackagedPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.packaged import PackagedPath
 from service.cli.main import main
 from service.core.disk_cache import DiskCache
 from service.core.errors import ConfigError
-from service.engine.warming import warm_paths
 from service.features.compile.packages import compile_packages
 from service.loading.served_model import load
 from service.models.catalog import read_catalog
+from service.runtimes.paths import offers
+from service.runtimes.warming import warm_paths
 from service.settings import Settings
 
 ENTRY = """
@@ -60,16 +61,20 @@ def test_the_next_start_runs_what_was_compiled(
     (entry,) = read_catalog(models)
     # The service fills these in, and they may differ between the copies of a model.
     for more in ({}, {"runtime": "torch", "layout": "contiguous"}):
-        model = load(entry.model_copy(update=more), cache)
-        path = model.paths[0]
+        form = entry.model_copy(update=more)
+        model = load(form, cache)
+        found = offers(form, model)
+        path = found[0].path
         assert isinstance(path, PackagedPath)
         assert path.sizes == (1, 2)
-    warm = warm_paths(model)
+    warm = warm_paths(model, found)
     assert warm is not None
     assert warm.path is path
     assert warm.fidelities["gradcam"].enough
-    larger = load(entry.model_copy(update={"max_batch": 4}), cache)
-    assert not any(isinstance(each, PackagedPath) for each in larger.paths)
+    larger = entry.model_copy(update={"max_batch": 4})
+    left = offers(larger, load(larger, cache))
+    assert left
+    assert not any(isinstance(each.path, PackagedPath) for each in left)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +115,11 @@ def test_without_a_cache_or_a_compiler_it_says_so(
     (entry,) = read_catalog(models)
     model = load(entry, DiskCache(models.parent / "cache"))
     with pytest.raises(ConfigError, match="ahead of time: division by zero"):
-        list(compile_packages(model, [2]))
+        list(compile_packages(entry, model, [2]))
     monkeypatch.setattr(FastPath, "package", lambda path, shape: b"code")
-    assert list(compile_packages(model, [2])) == [(2, 4)]
+    assert list(compile_packages(entry, model, [2])) == [(2, 4)]
     with pytest.raises(ConfigError, match="file of 0 MB cannot be kept: GRADCAM_CACHE names the"):
-        list(compile_packages(load(entry), [2]))
+        list(compile_packages(entry, load(entry), [2]))
     monkeypatch.setenv("GRADCAM_CACHE", "off")
     assert compiled(models, monkeypatch, "tiny") == 2
     assert "GRADCAM_CACHE is off" in capsys.readouterr().err

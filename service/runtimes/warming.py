@@ -1,4 +1,4 @@
-"""Try a model's compiled paths, and choose the fastest one that is accurate enough."""
+"""Try the paths of a model's runtimes, and choose the fastest one that is accurate enough."""
 
 from __future__ import annotations
 
@@ -20,36 +20,22 @@ from cam import METHODS, CamError, ClassTarget, ExplainedImage, Question, explai
 from cam.agreement import EXACT, LEAST, Fidelity
 from cam.drawing.samples import samples
 from cam.errors import Unfaithful
-from cam.passes.fast import CompiledPath
-from cam.passes.fidelity import judge
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.layout import MARGIN, fastest
+from cam.runtimes.fidelity import judge
 from service.core.errors import one_line
+from service.engine.fast_path import PrepareFastPath, WarmPath
 from service.loading.devices import is_of_memory
 from service.loading.served_model import ServedModel
+from service.models.catalog import ModelEntry
+from service.runtimes.paths import Offer, offers
 
 SAMPLES = 7
 """Number of images on which two paths are compared. It does not divide a power of two, so each row
 of a batch gets a different image in the next batch."""
 TIMED = 4
 """Number of images in the batch whose time is measured, or fewer if the model takes fewer."""
-PREPARATION_SECONDS = 15.0
-"""Least time for converting a model for OpenVINO and judging it: the time for EfficientNet-Lite0 on
-one core."""
-SAVED = 0.5
-"""Least share of the exact path's time that OpenVINO saves where it is used at all."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class WarmPath:
-    """A compiled path that has been compared with the exact path."""
-
-    path: CompiledPath
-    fidelities: dict[str, Fidelity]
-    """Method name → fidelity, for each method that could be compared. Methods that could not be
-    compared, or whose fidelity is not sufficient, must use the exact path."""
-    seconds: float
-    """See `_seconds`."""
 
 
 class PathTooSlow(Exception):
@@ -68,34 +54,56 @@ class Judgement:
     """Why the path cannot be used; "" if it can."""
 
 
-def warm_paths(model: ServedModel, worth: float = math.inf) -> WarmPath | None:
+def fast_path(entry: ModelEntry, model: ServedModel) -> PrepareFastPath | None:
+    """Return what prepares the fastest of the paths that an entry allows its model, or None if it
+    allows none: a `service.engine.fast_path.MakeFastPath`.
+
+    Raises:
+        ConfigError: if the entry asks for a runtime that cannot run the model.
+    """
+    found = offers(entry, model)
+    return partial(warm_paths, model, found, entry.runtime) if found else None
+
+
+def warm_paths(
+    model: ServedModel,
+    found: Sequence[Offer],
+    wanted: str | None = None,
+    worth: float = math.inf,
+) -> WarmPath | None:
     """Compile the model's paths, compare each with the exact path, log the results, and return the
-    fastest path that may be used; None if there is none. The judgement of OpenVINO is kept for the
-    next start, unless it was too slow, because another process may have slowed it down.
+    fastest path that may be used; None if there is none.
 
     Args:
-        worth: seconds that the exact path needs for all the images. If this is short, OpenVINO is
-            used only if an earlier start has converted the model.
+        found: the paths that the entry allows.
+        wanted: the runtime that the entry names, which is used however short the work is.
+        worth: seconds that the exact path needs for all the images: see `Runtime.least_seconds`.
     """
-    images = _images(model)
-    paths = [warm for path in model.paths if (warm := _warm(model, path, images, worth))]
+    images, paths = _images(model), []
+    for offer in found:
+        enough = math.inf if offer.runtime.name == wanted else worth
+        if warm := _warm(model, offer, images, enough):
+            paths.append(warm)
     if len(paths) > 1:
         told = ", ".join(f"{path_.path.runtime} {path_.seconds * 1000:.1f}" for path_ in paths)
         log.info("model %s: milliseconds an image: %s; the fastest is used", model.name, told)
     return min(paths, key=lambda path_: path_.seconds, default=None)
 
 
-def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) -> WarmPath | None:
+def _warm(model: ServedModel, offer: Offer, images: Tensor, worth: float) -> WarmPath | None:
     """Compile a path and compare it with the exact path. Return None if the path must not be
-    used."""
+    used. A path that is too slow is tried again at the next start, because another process may
+    have slowed it down."""
     started = perf_counter()
+    runtime, path = offer
     methods = _candidates(model, path)
     record = f"judgement {path.runtime} {path.dtype} {path.layer} {path.sizes} {methods}"
-    known = _recalled(model, record) if path.runtime == "openvino" else None
-    if not known and path.runtime == "openvino" and SAVED * worth < PREPARATION_SECONDS:
+    known = _recalled(model, record) if runtime.is_kept else None
+    if not known and worth < runtime.least_seconds:
         log.info(
-            "model %s: OpenVINO is left out: all images take %.1f s, less than its conversion",
+            "model %s: %s is left out: all images take %.1f s, less than its conversion",
             model.name,
+            runtime.title,
             worth,
         )
         return None
@@ -120,13 +128,13 @@ def _warm(model: ServedModel, path: CompiledPath, images: Tensor, worth: float) 
         }
     except Exception as error:  # whatever fails here, the exact path still works
         passing = isinstance(error, PathTooSlow | OSError) or is_of_memory(error)
-        if not passing and not known and path.runtime == "openvino":
+        if not passing and not known and runtime.is_kept:
             _keep(model, record, Judgement(unfit=one_line(error)))
         log.warning(
             "model %s has no fast path by %s: %s", model.name, path.runtime, one_line(error)
         )
         return None
-    if not known and path.runtime == "openvino":
+    if not known and runtime.is_kept:
         _keep(model, record, judgement)
     log.info(
         "model %s has a fast path by %s in %s after %.1f s, %.1f s of them for its comparison, %s; "

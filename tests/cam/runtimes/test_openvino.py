@@ -14,11 +14,11 @@ from cam.errors import CamError
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
 from cam.outputs.meaning import resolve_reading
-from cam.passes.fidelity import judge
-from cam.passes.openvino import OpenVinoPath
+from cam.runtimes.fidelity import judge
+from cam.runtimes.openvino import OpenVinoPath
 from tests.cam.methods.test_attention import of_timm
 from tests.cam.nets import Small, hook_count, images, segmenter, small
-from tests.cam.passes.test_fast import compare
+from tests.cam.runtimes.test_compiled import compare
 
 pytest.importorskip("openvino")
 

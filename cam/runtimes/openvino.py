@@ -27,8 +27,9 @@ from cam.methods.head import PooledHead
 from cam.outputs.outputs import watching
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import AtLeaf, CompiledPath, Runtime, answer_at_leaf
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import answer_by_head
+from cam.runtimes.shared import AtLeaf, answer_at_leaf
 
 if TYPE_CHECKING:
     import openvino
@@ -71,7 +72,7 @@ class OpenVinoPath(CompiledPath):
             and the modules after the layer are run from it.
         layer: the layer at which maps are made; its output must be a tensor.
         dtype: a key of `HINTS`.
-        sizes: the batch sizes that `cam.passes.fidelity.judge` tests. Any other size can be
+        sizes: the batch sizes that `cam.runtimes.fidelity.judge` tests. Any other size can be
             explained, too.
         head: the model's pooled linear head at that layer, if it has one: see `cam.methods.head`.
         reading: how the model's output is read, with the activation resolved.
@@ -79,7 +80,7 @@ class OpenVinoPath(CompiledPath):
             the model before it is used.
     """
 
-    runtime: Runtime = "openvino"
+    runtime = "openvino"
     way = "compiled"
 
     def __init__(

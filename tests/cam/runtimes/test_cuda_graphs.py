@@ -12,9 +12,9 @@ import torch
 from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
-from cam.passes import cuda_graphs
-from cam.passes.cuda_graphs import Graphed
-from cam.passes.fast import FastPath
+from cam.runtimes import cuda_graphs
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.cuda_graphs import Graphed
 from tests.cam.nets import images, small
 
 RESULTS = ("_logits", "_activation", "_gradient")

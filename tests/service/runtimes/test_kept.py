@@ -19,8 +19,9 @@ from service.engine.manager import ModelManager
 from service.engine.replicas import Replicas
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.runtimes.warming import fast_path
 from service.settings import Settings
-from tests.service.engine.test_fast import TINY
+from tests.service.runtimes.test_fast import TINY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 PIXELS = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -34,9 +35,9 @@ def log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[pytest.LogCaptureFixture]:
     pytest.importorskip("openvino")
-    monkeypatch.setattr("service.loading.paths.is_installed", lambda: True)
+    monkeypatch.setattr("service.runtimes.openvino.path.is_installed", lambda: True)
     # For so small a model a busy machine may find it slower.
-    monkeypatch.setattr("service.engine.warming.MARGIN", 1e9)
+    monkeypatch.setattr("service.runtimes.warming.MARGIN", 1e9)
     with caplog.at_level(logging.INFO, "service"):
         yield caplog
 
@@ -58,7 +59,11 @@ async def started(
 ) -> AsyncIterator[Replicas]:
     settings = Settings(cache=folder, runtime="auto")
     async with ModelManager(
-        [model or entry()], settings=settings, metrics=Metrics(), images=images
+        [model or entry()],
+        settings=settings,
+        metrics=Metrics(),
+        images=images,
+        fast_path=fast_path,
     ) as manager:
         await manager.loaded
         yield manager.replicas("m")

@@ -20,9 +20,10 @@ from cam import ClassTarget, ExplainedImage, Question, UnitTarget, explain_batch
 from cam.errors import ClassOutOfRange, LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
-from cam.passes.fast import CompiledPath, FastPath
-from cam.passes.fidelity import likeness, roundings_apart
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.layout import laid_out
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.fidelity import likeness, roundings_apart
 from tests.cam.methods.test_attention import of_timm
 from tests.cam.nets import hook_count, images, segmenter, small
 
@@ -172,7 +173,7 @@ def test_compiled_it_is_kept_only_if_faster(monkeypatch: pytest.MonkeyPatch) -> 
         assert not fast.compiled
         compare(fast, model, 8, 0.99999)
     monkeypatch.setattr(torch, "compile", uncompiled)
-    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() or 1.0)
+    monkeypatch.setattr("cam.runtimes.compiled.fastest", lambda work: work() or 1.0)
     fast = FastPath(small(), "relu2", dtype=torch.float32, sizes=[1, 4])
     assert fast.settle(images(1)) is None
     assert fast.compiled

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,52 +25,16 @@ from torch import Tensor, nn
 from cam.errors import LayerNotSpatial
 from cam.explanation import Question
 from cam.methods.head import PooledHead
-from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.cuda_graphs import Graphed
-from cam.passes.folding import fold
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.layout import fastest
-from cam.passes.onepass import answer, answer_by_head, begin_batch
-from cam.positions.locate import inherit, locate
+from cam.passes.onepass import answer_by_head, begin_batch
+from cam.positions.locate import inherit
+from cam.runtimes.cuda_graphs import Graphed
+from cam.runtimes.folding import fold
+from cam.runtimes.shared import AtLeaf, answer_at_leaf, padded
 from cam.targets import ClassTarget
-
-Runtime = Literal["torch", "openvino"]
-
-
-class CompiledPath(Protocol):
-    """Another way to compute the maps of a model's layer: `FastPath`, or
-    `cam.passes.openvino.OpenVinoPath`."""
-
-    @property
-    def runtime(self) -> Runtime:
-        """What runs the model."""
-        ...
-
-    layer: str
-    dtype: torch.dtype
-    sizes: tuple[int, ...]
-    way: str
-    """How the path is faster, in words, for the log."""
-
-    def takes(self, question: Question) -> bool:
-        """Return whether the path can answer the question: a question of one pass that needs only
-        the layer and the logits.
-
-        `cam.passes.fidelity` measures how well it answers for each method. Questions with `smooth`
-        are not measured, so the exact path answers them.
-        """
-        return (
-            bool(question.targets)
-            and not question.in_steps
-            and question.smooth == "none"
-            and set(question.layers) == {self.layer}
-            and not question.looks_at
-        )
-
-    def settle(self, image: Tensor) -> str | None: ...
-
-    def explain(self, images: Tensor, questions: Sequence[Question]) -> BatchAnswer: ...
 
 
 class FastPath(CompiledPath):
@@ -92,7 +56,7 @@ class FastPath(CompiledPath):
         LayerNotSpatial: in the first pass, if the layer's output is not a tensor.
     """
 
-    runtime: Runtime = "torch"
+    runtime = "torch"
 
     def __init__(
         self,
@@ -185,7 +149,7 @@ class FastPath(CompiledPath):
 
     def package(self, shape: Sequence[int]) -> bytes:
         """Return the forward pass for a batch of this size, compiled ahead of time for this device
-        and processor: a file that `cam.passes.packaged.PackagedPath` runs. It takes half a minute
+        and processor: a file that `cam.runtimes.packaged.PackagedPath` runs. It takes half a minute
         and more, and a C++ compiler.
 
         Args:
@@ -235,18 +199,6 @@ class FastPath(CompiledPath):
         return zeros.requires_grad_()
 
 
-@torch.inference_mode(False)
-def padded(images: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a batch in `dtype`, channels last, with images of zeros behind it: as many as the next
-    of the ascending sizes. It is not an inference tensor: autograd accepts none in a graph."""
-    size = next(capacity for capacity in sizes if capacity >= len(images))
-    filled = images.to(dtype)
-    if size > len(images):
-        filled = torch.cat([filled, filled.new_zeros(size - len(images), *images.shape[1:])])
-    filled = filled.contiguous(memory_format=torch.channels_last)
-    return filled.clone() if filled.is_inference() else filled
-
-
 class _Probed(nn.Module):
     """A model that adds a given probe to a layer's output and returns that output with its
     logits."""
@@ -275,42 +227,3 @@ class _Probed(nn.Module):
         probed = output if probe is None else output + probe
         self._kept.append(probed.clone())
         return probed
-
-
-class AtLeaf:
-    """A layer's activation, and the gradient at a leaf of the graph that stands for the layer, as
-    `cam.passes.maps.Signals`."""
-
-    def __init__(self, layer: str, leaf: Tensor, activation: Tensor) -> None:
-        self._layer, self._leaf = layer, leaf
-        self.activations = self.outputs = {layer: activation}
-        self.reached: dict[str, Tensor] = {}
-
-    def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        (gradient,) = torch.autograd.grad(
-            score, self._leaf, retain_graph=retain_graph, allow_unused=True
-        )
-        self.reached = {} if gradient is None else {self._layer: gradient}
-
-
-def answer_at_leaf(
-    model: nn.Module,
-    signals: AtLeaf,
-    questions: Sequence[Question],
-    logits: Tensor,
-    images: Tensor,
-    reading: Reading,
-    *,
-    count: int,
-) -> BatchAnswer:
-    """Answer one question or several for each of the first `count` images, from a graph that begins
-    at a leaf in the place of a layer.
-
-    Args:
-        logits: (B, …), of the graph.
-        images: float (B, C, H, W). Those after the first `count` only fill the batch.
-        reading: how the model's output is read, with the activation resolved.
-    """
-    grids = locate(model, images[:1], list(signals.activations)).grids(signals.activations, images)
-    outputs = outputs_of(logits, size=size_of(images), reading=reading.of_logits)[:count]
-    return answer(questions, outputs, signals, grids)

@@ -12,8 +12,8 @@ from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.hooks.grids import Grid
 from cam.methods.head import pooled_head
 from cam.outputs.reading import Reading
-from cam.passes.fast import FastPath
-from cam.passes.packaged import PackagedPath
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.packaged import PackagedPath
 from tests.cam.nets import images, small
 
 

@@ -19,17 +19,20 @@ from cam import METHODS, ClassTarget, ExplainedImage, Question
 from cam.agreement import Fidelity
 from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import FastPath
-from cam.passes.fidelity import likeness
+from cam.runtimes.compiled import FastPath
+from cam.runtimes.fidelity import likeness
 from service.app import create_app
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.engine.engine import Engine
+from service.engine.fast_path import WarmPath
 from service.engine.replicas import Replicas
-from service.engine.warming import warm_paths
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
+from service.runtimes.compiled import COMPILED
+from service.runtimes.paths import Offer
+from service.runtimes.warming import warm_paths
 from service.settings import Settings
 from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, wait_until_ready
@@ -79,7 +82,7 @@ def mode(client: TestClient, model: str, **query: Any) -> str:
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
 def test_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     # For so small a model a busy machine may find it slower compiled.
-    monkeypatch.setattr("cam.passes.fast.fastest", lambda work: work() or 1.0)
+    monkeypatch.setattr("cam.runtimes.compiled.fastest", lambda work: work() or 1.0)
     with TestClient(create_app(Settings(), entries())) as client:
         wait_until_ready(client, 300)
         about = client.get("/v1/models/fast").json()
@@ -131,7 +134,7 @@ def test_a_model_that_does_not_compile_is_served_the_exact_way(
 def test_where_nothing_compiles_and_half_precision_is_imitated_there_is_no_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.loading.paths._has_bfloat16", lambda device: False)
+    monkeypatch.setattr("service.runtimes.paths._has_bfloat16", lambda device: False)
     monkeypatch.setattr(FastPath, "settle", lambda self, image: "no compiler")
     with (
         caplog.at_level(logging.WARNING),
@@ -200,24 +203,24 @@ def served(factory: str = "tiny", size: int = 32) -> ServedModel:
     return load(entry)
 
 
-def with_fast_path(
+def warmed(
     model: ServedModel, kind: type[Uncompiled] = Uncompiled, module: nn.Module | None = None
-) -> ServedModel:
+) -> WarmPath | None:
+    """What the choice makes of a path of this kind."""
     path = kind(
         module or model.module,
         model.default,
         sizes=[1, 2, 4],
         head=None if module else model.head,
     )
-    return replace(model, paths=(path,))
+    return warm_paths(model, [Offer(COMPILED, path)])
 
 
 def test_a_good_path_may_be_used_by_every_method(caplog: pytest.LogCaptureFixture) -> None:
-    model = with_fast_path(served())
     with caplog.at_level(logging.INFO):
-        warm = warm_paths(model)
+        warm = warmed(served())
     assert warm
-    assert warm.path is model.paths[0]
+    assert type(warm.path) is Uncompiled
     assert set(warm.fidelities) == JUDGED
     assert all(each.enough for each in warm.fidelities.values())
     assert "served exact: none" in caplog.text
@@ -235,7 +238,7 @@ def test_a_good_path_may_be_used_by_every_method(caplog: pytest.LogCaptureFixtur
 def test_a_path_that_is_wrong_somewhere_is_not_used(
     kind: type[Uncompiled], factory: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not warm_paths(with_fast_path(served(factory, 64 if factory == "vit" else 32), kind))
+    assert not warmed(served(factory, 64 if factory == "vit" else 32), kind)
     assert f"model m has no fast path by torch: {why}" in caplog.text
 
 
@@ -247,8 +250,7 @@ def test_a_path_with_other_weights_is_not_used_though_all_maps_are_flat(
     for module in (model.module, other):
         with torch.no_grad():
             module.get_parameter("head.weight").abs_().neg_()
-    spoilt = with_fast_path(replace(model, head=None), module=other)
-    assert not warm_paths(spoilt)
+    assert not warmed(replace(model, head=None), module=other)
     assert "the logits miss" in caplog.text
 
 
@@ -258,7 +260,7 @@ def test_flat_maps_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with torch.no_grad():
         model.module.get_parameter("head.weight").abs_().neg_()
     with caplog.at_level(logging.INFO):
-        warm = warm_paths(with_fast_path(replace(model, head=None)))
+        warm = warmed(replace(model, head=None))
     assert warm
     assert set(warm.fidelities) == {"finercam"}
     assert "gradcam (no maps to compare)" in caplog.text
@@ -269,8 +271,10 @@ def test_flat_maps_tell_nothing(caplog: pytest.LogCaptureFixture) -> None:
 async def test_a_method_that_roundings_change_is_served_exact() -> None:
     """A transformer in bfloat16: Grad-CAM hardly changes, the first component of the activations
     becomes another one."""
-    model = with_fast_path(served("vit", 64))
-    async with Engine(model, max_queue=64, metrics=Metrics()) as engine:
+    model = served("vit", 64)
+    async with Engine(
+        model, max_queue=64, metrics=Metrics(), fast_path=lambda worth: warmed(model)
+    ) as engine:
         await engine.warm()
         replicas = Replicas([engine], cache_bytes=0, metrics=Metrics())
         assert replicas.is_fast("gradcam")
@@ -280,7 +284,7 @@ async def test_a_method_that_roundings_change_is_served_exact() -> None:
         assert not replicas.is_fast("kpcacam")
         assert not any(replicas.is_fast(name) for name in slow)
         seen = ModelInput.of(np.random.default_rng(3).integers(0, 256, (64, 64, 3), np.uint8))
-        exact = Engine(replace(model, paths=()), max_queue=64, metrics=Metrics())
+        exact = Engine(model, max_queue=64, metrics=Metrics())
         async with exact:
             for method, same in (("kpcacam", True), ("gradcam++", False)):
                 question = Question((ClassTarget(1),), method, (model.default,))

@@ -8,7 +8,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from cam.passes.folding import fold
+from cam.runtimes.folding import fold
 from tests.cam.nets import as_after_training, images
 
 

@@ -13,8 +13,9 @@ from cam.explanation import Question
 from cam.methods.head import PooledHead
 from cam.outputs.reading import Reading
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import CompiledPath, Runtime, padded
+from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import answer_by_head
+from cam.runtimes.shared import padded
 
 
 class PackagedPath(CompiledPath):
@@ -30,7 +31,7 @@ class PackagedPath(CompiledPath):
         reading: how the model's output is read, with the activation resolved.
     """
 
-    runtime: Runtime = "torch"
+    runtime = "torch"
     way = "compiled ahead of time"
 
     def __init__(

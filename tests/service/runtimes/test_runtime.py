@@ -16,16 +16,19 @@ from torch import Tensor
 
 from cam import ExplainedImage, Question
 from cam.passes.batch_answer import BatchAnswer
-from cam.passes.fast import FastPath
+from cam.runtimes.compiled import FastPath
 from service.app import create_app
 from service.core.errors import ConfigError
-from service.engine.warming import warm_paths
-from service.loading import paths as loading_paths
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
+from service.runtimes import paths as allowed
+from service.runtimes.compiled import COMPILED
+from service.runtimes.openvino import path as openvino
+from service.runtimes.paths import Offer, offers
+from service.runtimes.warming import warm_paths
 from service.settings import Settings
 from tests.service.conftest import running_app, wait_until_ready
-from tests.service.engine.test_fast import TINY, heat
+from tests.service.runtimes.test_fast import TINY, heat
 
 COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "max_batch": 4}
 
@@ -33,7 +36,7 @@ COMMON: dict[str, Any] = {"source": TINY, "weights": "none", "input_size": 32, "
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino")
-    monkeypatch.setattr(loading_paths, "is_installed", lambda: True)
+    monkeypatch.setattr(openvino, "is_installed", lambda: True)
 
 
 @pytest.mark.slow
@@ -42,7 +45,7 @@ def test_openvino_serves_the_exact_maps(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # For so small a model a busy machine may find it slower.
-    monkeypatch.setattr("service.engine.warming.MARGIN", 1e9)
+    monkeypatch.setattr("service.runtimes.warming.MARGIN", 1e9)
     entries = [
         ModelEntry(name="plain", mode="exact", **COMMON),
         ModelEntry(name="named", runtime="openvino", **COMMON),
@@ -93,24 +96,26 @@ def test_a_model_that_openvino_cannot_run_is_served_as_it_is(
 def test_what_an_entry_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="runs the model as it is, in PyTorch"):
         ModelEntry(name="m", mode="exact", runtime="openvino", **COMMON)
-    monkeypatch.setattr(loading_paths, "is_installed", lambda: False)
+    monkeypatch.setattr(openvino, "is_installed", lambda: False)
     wanted = ModelEntry(name="m", runtime="openvino", **COMMON)
     with pytest.raises(ConfigError, match="install the extra 'openvino'"):
-        load(wanted)
+        offers(wanted, load(wanted))
+    half = wanted.model_copy(update={"dtype": "bfloat16"})
     with pytest.raises(ConfigError, match="float32 models on the CPU; this one is bfloat16"):
-        load(wanted.model_copy(update={"dtype": "bfloat16"}))
-    assert load(wanted.model_copy(update={"runtime": "auto"})).paths == ()
+        offers(half, load(half))
+    left = wanted.model_copy(update={"runtime": "auto"})
+    assert offers(left, load(left)) == []
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("units", [False, True])
 def test_the_paths_of_each_mode(units: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading_paths, "_has_bfloat16", lambda device: units)
+    monkeypatch.setattr(allowed, "_has_bfloat16", lambda device: units)
     half = torch.bfloat16 if units else torch.float32
 
     def paths(**given: Any) -> list[tuple[str, torch.dtype]]:
-        model = load(ModelEntry(name="m", **COMMON, **given))
-        return [(path.runtime, path.dtype) for path in model.paths]
+        entry = ModelEntry(name="m", **COMMON, **given)
+        return [(path.runtime, path.dtype) for _, path in offers(entry, load(entry))]
 
     assert paths(mode="exact") == []
     assert paths() == [("openvino", torch.float32)]
@@ -153,13 +158,13 @@ class Rounded(FastPath):
 def test_in_the_place_of_the_exact_path_a_thousandth_is_too_much(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.engine.warming.MARGIN", 1e9)
+    monkeypatch.setattr("service.runtimes.warming.MARGIN", 1e9)
     model = load(ModelEntry(name="m", mode="exact", **COMMON))
     off, right = Rounded(model, 1e-3), Rounded(model)
-    assert warm_paths(replace(model, paths=(off,), exact=False))
-    assert not warm_paths(replace(model, paths=(off,), exact=True))
+    assert warm_paths(replace(model, exact=False), [Offer(COMPILED, off)])
+    assert not warm_paths(replace(model, exact=True), [Offer(COMPILED, off)])
     assert "gradcam (differs by 1e-03)" in caplog.text
-    assert warm_paths(replace(model, paths=(right,), exact=True))
+    assert warm_paths(replace(model, exact=True), [Offer(COMPILED, right)])
 
 
 @pytest.mark.slow
@@ -168,12 +173,12 @@ def test_the_fastest_path_is_used(
 ) -> None:
     model = load(ModelEntry(name="m", mode="exact", **COMMON))
     one, other = Rounded(model), Rounded(model)
-    both = replace(model, paths=(one, other))
+    both = [Offer(COMPILED, one), Offer(COMPILED, other)]
     for seconds, fastest in (((1.0, 2.0), one), ((2.0, 1.0), other)):
         said = iter(seconds)
-        monkeypatch.setattr("service.engine.warming._seconds", lambda *_, said=said: next(said))
+        monkeypatch.setattr("service.runtimes.warming._seconds", lambda *_, said=said: next(said))
         with caplog.at_level(logging.INFO):
-            warm = warm_paths(both)
+            warm = warm_paths(model, both)
         assert warm
         assert warm.path is fastest
     assert "torch 1000.0, torch 2000.0; the fastest is used" in caplog.text
@@ -183,8 +188,8 @@ def test_a_path_that_is_slower_than_the_exact_one_does_not_take_its_place(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(ModelEntry(name="m", mode="exact", **COMMON))
-    model = replace(model, paths=(Rounded(model),), exact=True)
+    path = Rounded(model)
     said = iter((0.0096, 0.01))
-    monkeypatch.setattr("service.engine.warming._seconds", lambda *_: next(said))
-    assert not warm_paths(model)
+    monkeypatch.setattr("service.runtimes.warming._seconds", lambda *_: next(said))
+    assert not warm_paths(replace(model, exact=True), [Offer(COMPILED, path)])
     assert "9.6 ms an image, 10.0 ms without it" in caplog.text

@@ -24,7 +24,7 @@ from cam.errors import CamError, Unfaithful
 from cam.explanation import ExplainedImage, Map, Question
 from cam.methods import METHODS
 from cam.outputs.output import Output
-from cam.passes.fast import CompiledPath
+from cam.passes.compiled_path import CompiledPath
 from cam.targets import ClassTarget, Target
 
 ROUNDINGS = 8
