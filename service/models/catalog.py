@@ -24,7 +24,6 @@ from service.core.choices import (
     WantedActivation,
     WantedMode,
     WantedRuntime,
-    Weights,
 )
 from service.core.errors import ConfigError
 from service.core.files import why_unreadable
@@ -47,8 +46,6 @@ Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d+)?)$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 Prompts = Annotated[tuple[Text, ...], Field(min_length=1, max_length=4096)]
 Templates = Annotated[tuple[Text, ...], Field(min_length=1, max_length=200)]
-LayerName = Annotated[str, Field(max_length=200)]
-ReshapeWords = Annotated[str, Field(max_length=100)]
 
 
 class ModelEntry(BaseModel):
@@ -305,43 +302,6 @@ class ModelEntry(BaseModel):
     def path(self, name: str) -> Path:
         """Return a path that the entry names; a relative one starts at the TOML file's folder."""
         return (self._file.parent if self._file else Path()) / Path(name).expanduser()
-
-
-class NewModel(BaseModel):
-    """A model to load: an entry as in models.toml, without what would name a file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    source: str
-    weights: Weights = "default"
-    seed: int = 0
-    labels: Literal["imagenet"] | None = None
-    prompts: Prompts | None = None
-    templates: Templates = ("{}",)
-    output: Index | Name | None = None
-    activation: WantedActivation = "auto"
-    kind: OutputKind = "auto"
-    layer: str = Field("auto", max_length=200)
-    reshape: ReshapeWords | dict[LayerName, ReshapeWords] = Field(
-        default_factory=dict, max_length=100
-    )
-    input_size: tuple[Side, Side] | Side | None = None
-    fit: Fit | None = None
-    resize: Side | None = None
-    crop_ratio: float | None = Field(None, gt=0, le=1)
-    interpolation: Interpolation | None = None
-    channel_order: ChannelOrder = "rgb"
-    value_range: ValueRange = "0-1"
-    mean: tuple[Mean, Mean, Mean] | None = None
-    std: tuple[Std, Std, Std] | None = None
-    device: Device = "auto"
-    dtype: Dtype = "float32"
-    mode: WantedMode = "auto"
-    runtime: WantedRuntime | None = None
-    detections: DetectionForm = "auto"
-    min_score: float | None = Field(None, ge=0, le=1)
-    max_batch: int = 16
 
 
 CATALOG = "models.toml"

@@ -28,11 +28,12 @@ from service.core.errors import (
 from service.core.json_text import read_json
 from service.core.pydantic_errors import mistake
 from service.core.schemas import dump
+from service.features.administration.new_model import NewModel
 from service.features.administration.settings import AdministrationSettings
 from service.http.access import needs
 from service.http.adapter import Added, AppParts
 from service.http.contract import answers, takes
-from service.models.catalog import ModelEntry, NewModel
+from service.models.catalog import ModelEntry
 from service.models.sources import told_of
 
 MAX_BYTES = 10_000
