@@ -20,9 +20,9 @@ from service.core.logs import is_json
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.limits.connections import most_connections, other_connections, raise_file_limit
+from service.process.connections import BoundedProtocol, ConnectionLimits
 from service.process.heartbeat import LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.listener import accept_no_more, url
-from service.process.protocol import BoundedProtocol, ConnectionLimits
 from service.process.running import end_at_once, run_until_done, why_not_loaded
 
 KEEP_ALIVE_SECONDS = 5

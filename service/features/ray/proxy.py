@@ -7,7 +7,7 @@ limit bodies, while the proxy reads them into its memory as fast as they arrive.
 errors are then plain text: 429 if too many requests wait, 408 after `request_timeout_s`, 503 if
 there is no replica, 500 if a replica is lost.
 
-The proxy replaces `service.process.protocol`. These limits of that module are missing here: the
+The proxy replaces `service.process.connections`. These limits of that module are missing here: the
 deadlines for a request's head and for a client that does not read, the minimum speed of bodies (the
 app's deadline ends a slow one with a 504 instead of a 408), the limit on connections, and the 431.
 The proxy reads bodies without waiting for the replica, so a job's body has the limit of any other.

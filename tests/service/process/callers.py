@@ -18,7 +18,7 @@ from service.core.metrics import Metrics
 from service.http.guard import RawHeaders
 from service.limits.admission import Admission, AdmittedRequest
 from service.limits.counters import LocalCounts
-from service.process.protocol import BoundedProtocol, ConnectionLimits
+from service.process.connections import BoundedProtocol, ConnectionLimits
 from tests.waiting import until_async
 
 SHORT = 0.4

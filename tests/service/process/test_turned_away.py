@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from service.process import protocol
+from service.process import connections
 from tests.service.process.callers import HELLO, SOON, VAST, serving, upload
 from tests.waiting import until_async
 
@@ -142,7 +142,7 @@ async def test_a_request_behind_it_has_all_the_time_that_its_answer_takes() -> N
 async def test_one_who_asks_and_asks_and_reads_no_answer_fills_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "MOST_PIPELINED", 1_000_000)  # which would end it sooner
+    monkeypatch.setattr(connections, "MOST_PIPELINED", 1_000_000)  # which would end it sooner
     async with serving(receive_seconds=5 * SOON) as house:  # only the unread answers may end it
         house.full = True
         caller = await house.caller()

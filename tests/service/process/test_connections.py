@@ -11,7 +11,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.process import protocol
+from service.process import connections
 from tests.service.process.callers import (
     HELLO,
     KEEP_ALIVE,
@@ -41,7 +41,7 @@ USED = {
 
 
 async def test_uvicorn_has_the_internals_that_the_protocol_relies_on() -> None:
-    ours, theirs = vars(protocol.BoundedProtocol), vars(HttpToolsProtocol)
+    ours, theirs = vars(connections.BoundedProtocol), vars(HttpToolsProtocol)
     assert {name for name in ours if name in theirs and not name.startswith("__")} == OVERRIDDEN
     made = HttpToolsProtocol(Config(app=lambda *_: None, factory=True), ServerState(), {})
     assert [name for name in sorted(USED) if not hasattr(made, name)] == []
@@ -76,7 +76,7 @@ async def test_who_drips_is_told_that_it_was_too_slow(begin: bytes) -> None:
 async def test_a_long_body_has_the_time_that_it_takes_at_the_least_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "LEAST_RATE", 1000)
+    monkeypatch.setattr(connections, "LEAST_RATE", 1000)
     async with serving() as house:
         caller = await house.caller()
         await caller.drip(upload(20 * 300), [b"x" * 300] * 20, SHORT / 8)  # more than twice SHORT
@@ -87,7 +87,7 @@ async def test_a_long_body_has_the_time_that_it_takes_at_the_least_rate(
 async def test_a_body_has_its_time_where_the_app_held_it_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "LEAST_RATE", 1e12)
+    monkeypatch.setattr(connections, "LEAST_RATE", 1e12)
     async with serving() as house:
         caller = await house.caller()
         await caller.say(upload(100_000, b"/later") + bytes(90_000))
@@ -307,14 +307,14 @@ async def test_requests_that_wait_for_an_earlier_one_are_few() -> None:
         await caller.say(upload(3, b"/later") + b"123" + HELLO * 10_000)
         await until_async(lambda: house.refusals)
         (connection,) = house.server.server_state.connections
-        assert isinstance(connection, protocol.BoundedProtocol)
-        assert len(connection.pipeline) == protocol.MOST_PIPELINED
+        assert isinstance(connection, connections.BoundedProtocol)
+        assert len(connection.pipeline) == connections.MOST_PIPELINED
         assert (await caller.answer())[1] == b"3"
-        for _ in range(protocol.MOST_PIPELINED):
+        for _ in range(connections.MOST_PIPELINED):
             head, _ = await caller.answer()
             assert head.startswith(b"HTTP/1.1 200")
         assert await caller.refused() == (503, "overloaded")
-        assert house.asked == ["/later", *["/"] * protocol.MOST_PIPELINED]
+        assert house.asked == ["/later", *["/"] * connections.MOST_PIPELINED]
 
 
 @pytest.mark.parametrize("between", [b"", HELLO], ids=["at once", "one between"])
