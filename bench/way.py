@@ -1,4 +1,4 @@
-"""The way of one request through the code: JPEG in, PNG out, in one process, warm.
+"""The way of one request through the code: JPEG in, PNG out, in one process, warm, by the exact path.
 
 Counts what of `cam` and `service` runs in any thread: files, calls (with properties, without
 comprehensions and lambdas; a coroutine counts once), hops (calls from one file into another), and
@@ -28,9 +28,9 @@ from starlette.testclient import TestClient
 from service.app import create_app
 from service.models.catalog import EMBEDDED
 from service.settings import Settings
-from tests.service.conftest import MODEL, wait_until_ready
 
 ROOT = Path(__file__).parents[1]
+MODEL = f"/v1/models/{EMBEDDED.name}"
 OWN = tuple(f"{ROOT / name}/" for name in ("cam", "service"))
 RESUMABLE = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
@@ -82,10 +82,12 @@ def main() -> None:
     with (
         TemporaryDirectory() as folder,
         TestClient(
-            create_app(Settings(cache=Path(folder)), (EMBEDDED,)), base_url="http://localhost"
+            create_app(Settings(cache=Path(folder), runtime="torch"), (EMBEDDED,)),
+            base_url="http://localhost",
         ) as client,
     ):
-        wait_until_ready(client)
+        while client.get("/readyz").status_code != 200:
+            time.sleep(0.2)
 
         qualities = count(50)  # no photo comes twice: its answer would be remembered
 
