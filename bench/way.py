@@ -1,4 +1,4 @@
-"""The way of one request through the code: JPEG in, PNG out, in one process, warm, by the exact path.
+"""The way of one request through the code: JPEG in, PNG out, one process, warm, the exact path.
 
 Counts what of `cam` and `service` runs in any thread: files, calls (with properties, without
 comprehensions and lambdas; a coroutine counts once), hops (calls from one file into another), and
