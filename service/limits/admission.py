@@ -362,7 +362,8 @@ class _Model:
         self._asked = {
             key: asked for key, asked in self._asked.items() if now - asked < ACTIVE_SECONDS
         }
-        return self._taken[place.key] < limit / len(self._asked) and len(self._asked) > 1
+        # Of a request whose body came late, no key may count any more.
+        return len(self._asked) > 1 and self._taken[place.key] < limit / len(self._asked)
 
     def _refused(self, place: AdmittedRequest) -> QueueFull:
         taken, rate = self._counts.total(self._places), self._limit.rate

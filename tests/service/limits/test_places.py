@@ -170,6 +170,20 @@ def test_a_body_that_does_not_come_holds_no_place(admission: Admission, clock: C
     assert len([entered(admission) for _ in range(FIRST)]) == FIRST
 
 
+def test_a_body_that_comes_when_no_key_has_asked_for_a_while(
+    admission: Admission, clock: Clock
+) -> None:
+    late = admission.enter(CAT)
+    clock.now += BODY_SECONDS
+    places = [entered(admission) for _ in range(FIRST)]
+    clock.now += ACTIVE_SECONDS
+    with pytest.raises(QueueFull), admission.admit("cat", 1, costly=0, place=late):
+        pytest.fail("there is no place")
+    places.pop().leave()
+    with admission.admit("cat", 1, costly=0, place=late):
+        late.leave()
+
+
 def test_many_images_take_half_of_the_places_at_most(admission: Admission) -> None:
     many = entered(admission)
     with admission.admit("cat", 32, costly=0, place=many):
