@@ -21,14 +21,25 @@ class Explanation:
     """One map, which shows where in a photo the model sees a target.
 
     Attributes:
-        document: the explanation as the service sent it. It is a `schemas.Explanation`, unless it
-            is of a job's results that were read without maps.
+        facts: what is known of the map: all that the service sent, which is `document`, unless a
+            job's results were read without maps.
         asked: the parameters of the request, by which its picture is described; empty if they are
             not known.
     """
 
-    document: schemas.MapFacts
+    facts: schemas.MapFacts
     asked: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def document(self) -> schemas.Explanation:
+        """The explanation as the service sent it.
+
+        Raises:
+            ValueError: if it was read without its map; `facts` has what is known of it.
+        """
+        if isinstance(self.facts, schemas.Explanation):
+            return self.facts
+        raise ValueError("the results were read without maps; read them with maps=True")
 
     @cached_property
     def map(self) -> NDArray[np.float32]:
@@ -39,14 +50,14 @@ class Explanation:
         Raises:
             ValueError: if it was read without its map.
         """
-        heatmap = self._whole.heatmap
+        heatmap = self.document.heatmap
         data = base64.b64decode(heatmap.data)
         if heatmap.encoding == "float32":
             values = np.frombuffer(data, "<f4").reshape(heatmap.shape).astype(np.float32)
         else:
             with Image.open(BytesIO(data)) as picture:
                 gray = np.asarray(picture, np.float32)
-            values = _signed(gray) if self.document.signed else gray / np.float32(255)
+            values = _signed(gray) if self.facts.signed else gray / np.float32(255)
         values.flags.writeable = False
         return values
 
@@ -57,77 +68,71 @@ class Explanation:
         Raises:
             ValueError: if no picture was requested, or if it was read without its map.
         """
-        overlay = self._whole.overlay
+        overlay = self.document.overlay
         if overlay is None:
             raise ValueError("the answer has no picture; ask with output='overlay'")
         return base64.b64decode(overlay.data)
 
     @property
-    def _whole(self) -> schemas.Explanation:
-        if isinstance(self.document, schemas.Explanation):
-            return self.document
-        raise ValueError("the results were read without maps; read them with maps=True")
-
-    @property
     def id(self) -> str | None:
         """Id of the photo; None if it was given none."""
-        return self.document.id
+        return self.facts.id
 
     @property
     def target(self) -> schemas.ExplainedTarget:
         """The explained target."""
-        return self.document.target
+        return self.facts.target
 
     @property
     def method(self) -> str:
         """Name of the method that made the map."""
-        return self.document.method
+        return self.facts.method
 
     @property
     def layer(self) -> str:
         """Name of the layer at which the map was made."""
-        return self.document.layer
+        return self.facts.layer
 
     @property
     def reason(self) -> int | None:
         """Which reason the map is, from 1, if the request asked for several; None otherwise."""
-        return self.document.reason
+        return self.facts.reason
 
     @property
     def region(self) -> schemas.Region:
         """Part of the photo that the model saw; outside it the map is 0."""
-        return self.document.region
+        return self.facts.region
 
     @property
     def peak(self) -> schemas.Point | None:
         """The pixel with the highest value; None if the map is zero."""
-        return self.document.peak
+        return self.facts.peak
 
     @property
     def hot(self) -> schemas.Region | None:
         """Box around the hottest region above `threshold`; None if there is none."""
-        return self.document.hot
+        return self.facts.hot
 
     @property
     def agreement(self) -> dict[str, float]:
         """Method name → similarity of its map to this one, −1 … 1, for the other methods of the
         request; empty if there are none."""
-        return self.document.agreement or {}
+        return self.facts.agreement or {}
 
     @property
     def scores(self) -> dict[str, schemas.Score]:
         """Metric → score of the map, for the metrics that `evaluate` named; empty without."""
-        return self.document.scores or {}
+        return self.facts.scores or {}
 
     @property
     def warnings(self) -> list[str]:
         """Sentences about possible problems of the map."""
-        return self.document.warnings
+        return self.facts.warnings
 
     def record(self) -> dict[str, str | int | float | None]:
         """Return what is known of the map as one flat row for a data frame, without the map. The
         names are those of the table of a batch or job: see docs/answers.md."""
-        facts, target = self.document, self.document.target
+        facts, target = self.facts, self.target
         return {
             "id": facts.id,
             "target_index": target.index,
@@ -150,8 +155,8 @@ class Explanation:
         whom = self.target.label or self.target.index
         sure = "" if self.target.probability is None else f" {self.target.probability:.3f}"
         size = ""
-        if isinstance(self.document, schemas.Explanation):
-            height, width = self.document.heatmap.shape
+        if isinstance(self.facts, schemas.Explanation):
+            height, width = self.facts.heatmap.shape
             size = f", {height} × {width}"
         return f"<Explanation {whom}{sure}, {self.method} at {self.layer}{size}>"
 
@@ -165,15 +170,15 @@ class Explanation:
         title = f"{self.target.label or self.target.index}"
         title = title if sure is None else f"{title}, p = {sure:.3f}"
         lines = (f"{self.method} at {self.layer}", *self.warnings)
-        if self._whole.overlay is None:
+        if self.document.overlay is None:
             return png(
-                drawn(self.map, None, signed=bool(self.document.signed), title=title, lines=lines)
+                drawn(self.map, None, signed=bool(self.facts.signed), title=title, lines=lines)
             )
         # A panel has a caption and a colour bar of its own. So may a picture of a job, of which it
         # is not known what was asked.
         if picture in ("panel", None):
             return self.overlay
-        usual, ends = bar_of(signed=bool(self.document.signed))
+        usual, ends = bar_of(signed=bool(self.facts.signed))
         colormap = self.asked.get("colormap") or usual
         with Image.open(BytesIO(self.overlay)) as shown:
             pixels = np.asarray(shown.convert("RGB"))
@@ -191,7 +196,7 @@ class Explanation:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         from cam.drawing.notebook import mime_bundle
 
-        if not isinstance(self.document, schemas.Explanation):
+        if not isinstance(self.facts, schemas.Explanation):
             return {"text/plain": repr(self)}
         return mime_bundle(self._repr_png_(), repr(self))
 

@@ -137,7 +137,7 @@ def record_of(
         region=schemas.Region.model_validate(drawing.region),
         covers=whole if parameters.size == "image" else seen_box,
         placement=_placement(explanation.placement, seen),
-        peak=_peak(inside, drawing.region),
+        peak=_peak(drawing),
         hot=hot and schemas.Region.model_validate(_shifted(hot, drawing.region)),
         mass=float(inside.mean()),
         concentration=None if flat else concentration(values),
@@ -297,11 +297,12 @@ def _placement(placement: Placement | None, seen: ModelInput) -> schemas.Placeme
     return schemas.Placement(**vars(placement), **vars(on_photo))
 
 
-def _peak(scaled: Float, region: Region) -> schemas.Point | None:
+def _peak(drawing: Drawing) -> schemas.Point | None:
     """Return the hottest pixel of the picture; None if nothing is hot."""
-    if scaled.max() <= 0:
+    if drawing.scaled_inside.max() <= 0:
         return None
-    y, x = np.unravel_index(int(scaled.argmax()), scaled.shape)
+    numbers, region = drawing.inside, drawing.region  # scaled by a percentile, many are capped
+    y, x = np.unravel_index(int(numbers.argmax()), numbers.shape)
     return schemas.Point(x=region.left + int(x), y=region.top + int(y))
 
 

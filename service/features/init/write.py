@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,8 +80,12 @@ def write(
     if done.said:
         console.print(done.said)
     console.print(f"Written: {output}. Next:", style="bold", highlight=False)
-    console.print(f"  gradcam explain PHOTO --models {output}", highlight=False, soft_wrap=True)
-    console.print(f"  gradcam serve --models {output}", highlight=False, soft_wrap=True)
+    steps = ["explain PHOTO", "serve"]
+    if photos:
+        steps.insert(1, f"batch {shlex.quote(photos)} --output maps --report report.html")
+    for step in steps:
+        line = f"  gradcam {step} --models {output}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _ask(status: Status, question: str, proposed: str) -> str:

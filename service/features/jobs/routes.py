@@ -288,8 +288,12 @@ class JobRoutes:
             line = line_of(place.folder, known, finished)
             return line if form == JSON else picture_of_line(line, form, width)
 
-        async with self._reading:
-            body = await place.pool.run(answer)
+        try:
+            async with self._reading:
+                body = await place.pool.run(answer)
+        except InternalError:
+            await find_job(place, job, request)  # if it was removed meanwhile, its files are gone
+            raise
         return Response(body, media_type=form, headers={"Vary": "Accept"})
 
     @needs("read")

@@ -71,7 +71,7 @@ def test_from_photos_to_results(served: str, shots: list[Path], tmp_path: Path) 
                 each.record() for each in whole.explanations
             ]
             for explanation in bare.explanations:
-                for name in ("map", "overlay"):
+                for name in ("document", "map", "overlay"):
                     with pytest.raises(ValueError, match="read without maps"):
                         getattr(explanation, name)
                 shown = explanation._repr_mimebundle_()

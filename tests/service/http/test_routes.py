@@ -259,6 +259,16 @@ def test_outputs_in_json(client: TestClient, cat: bytes) -> None:
     np.testing.assert_array_equal(drawn["heatmap"][y, x], [128, 0, 0])  # jet's hottest
 
 
+def test_the_peak_does_not_depend_on_how_the_map_is_scaled(client: TestClient, cat: bytes) -> None:
+    """A percentile caps a hundredth of the pixels, all of which have the largest value then."""
+    peaks = []
+    for normalize in ("minmax", "percentile"):
+        query = {"normalize": normalize, "output": "values"}
+        found = client.post(EXPLAIN, params=query, content=cat, headers=PNG).json()
+        peaks.append(found["explanations"][0]["peak"])
+    assert peaks[0] == peaks[1]
+
+
 @pytest.mark.parametrize("colormap", COLORMAPS)
 def test_every_colormap(client: TestClient, cat: bytes, colormap: str) -> None:
     headers = {**PNG, "Accept": "image/png"}

@@ -112,8 +112,8 @@ export const place = (model: string) => `v1/models/${encodeURIComponent(model)}`
 export const post = async <T>(path: string, body: FormData): Promise<T> =>
   (await ask(path, { method: "POST", body })).json() as Promise<T>;
 export const remove = async (path: string): Promise<void> => { await ask(path, { method: "DELETE" }); };
-export const blob = async (path: string, accept: string): Promise<Blob> =>
-  (await ask(path, { headers: { Accept: accept } })).blob();
+export const blob = async (path: string, accept: string, signal?: AbortSignal): Promise<Blob> =>
+  (await ask(path, { headers: { Accept: accept }, signal })).blob();
 /** The lines of an answer in lines, each once it has come. One may hold a picture of many megabytes, so no two are held. */
 async function* linesOf<T>({ body }: Response, lost = (error: unknown) => error): AsyncGenerator<T> {
   const reader = body!.pipeThrough(new TextDecoderStream()).getReader();

@@ -51,18 +51,20 @@ export async function thumbnailOf(blob: Blob): Promise<string> {
 
 const told = <T>(ask: (take: (value: T) => void, fail: (error: Error) => void) => void) => new Promise<T>(ask);
 
-/** The photos in a folder that is dropped, and in the folders in it. */
+/** The photos in a folder that is dropped, and in the folders in it, by their names: the browser has no order. */
 async function photosIn(folder: FileSystemDirectoryEntry): Promise<File[]> {
-  const reader = folder.createReader(), found: File[][] = [];
+  const reader = folder.createReader(), all: FileSystemEntry[] = [];
   for (;;) {
     const some = await told<FileSystemEntry[]>((take, fail) => reader.readEntries(take, fail));  // at most 100 at once
-    if (!some.length) return found.flat();
-    found.push(...await Promise.all(some.map(async (entry) => {
-      if (entry.isDirectory) return photosIn(entry as FileSystemDirectoryEntry);
-      const file = await told<File>((take, fail) => (entry as FileSystemFileEntry).file(take, fail));
-      return file.type.startsWith("image/") ? [file] : [];
-    })));
+    if (!some.length) break;
+    all.push(...some);
   }
+  all.sort((one, other) => one.name.localeCompare(other.name, undefined, { numeric: true }));
+  return (await Promise.all(all.map(async (entry) => {
+    if (entry.isDirectory) return photosIn(entry as FileSystemDirectoryEntry);
+    const file = await told<File>((take, fail) => (entry as FileSystemFileEntry).file(take, fail));
+    return file.type.startsWith("image/") ? [file] : [];
+  }))).flat();
 }
 
 /** The files that are dropped. They are asked for at once: the browser forgets them after the event. */

@@ -6,6 +6,7 @@ import * as api from "./api";
 import { drawn } from "./code";
 import { paint } from "./colours";
 import { Curve } from "./curve";
+import type { Photo } from "./photos";
 import { place } from "./smallmap";
 import { save } from "./takealong";
 import { choice, look, model, room, select, serves, strip } from "./view";
@@ -58,7 +59,8 @@ async function refresh(): Promise<void> {
 /** Reads what is new of the job that is open. */
 async function follow(job: api.Job): Promise<void> {
   if (job.kind === "audit") {
-    audit.value = (await api.get<{ audit: api.Audit | null }>(`v1/audits/${job.id}`)).audit;
+    const found = (await api.get<{ audit: api.Audit | null }>(`v1/audits/${job.id}`)).audit;
+    if (opened.value === job.id) audit.value = found;
     return;
   }
   await read(job);
@@ -86,19 +88,28 @@ async function readNew(job: api.Job): Promise<void> {
     if (left <= 0) return;
     const rows = await api.lines(`v1/jobs/${job.id}/results?after=${after}&limit=${Math.min(left, PAGE)}&maps=false`, rowOf);
     if (!rows.length || opened.value !== job.id) return;
+    if (after !== (results.value.at(-1)?.cursor ?? 0)) continue;  // the job was closed and opened again meanwhile
     results.value = [...results.value, ...rows];
   }
 }
 
 function open(job: api.Job): void {
   [opened.value, results.value, most.value, clusters.value, audit.value] = [job.id, [], BLOCK, null, null];
+  [order.value, which.value, label.value, least.value, greatest.value] = ["read", "all", "", 0, 1];
   void follow(job).catch(said);
 }
 
-/** Sends the photos of the strip, or those of a folder, to be explained or audited. */
+/** What a job calls a photo of the strip: its name, unless one before it has the same. */
+const idOf = ({ name, digest }: Photo, at: number, all: Photo[]) =>
+  all.findIndex((each) => each.name === name) < at ? `${digest.slice(0, 8)}-${name}` : name;
+const ofStrip = () => strip.value.map((photo, ...place) => ({ name: idOf(photo, ...place), blob: photo.blob }));
+
+/** Sends the photos of the strip, or those of a folder, to be explained or audited. A box is of one photo alone. A
+ * threshold hides nothing in a picture of the service: it would change what is hot, and the warnings of that. */
 async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob }[]): Promise<void> {
   const form = new FormData();
-  const parameters = kind === "audits" ? { fit: choice.value.fit } : drawn(choice.value, { ...look.value, view: "overlay" });
+  const parameters = kind === "audits" ? { fit: choice.value.fit }
+    : drawn({ ...choice.value, box: undefined }, { ...look.value, view: "overlay", threshold: 0 });
   form.append("model", choice.value.model);
   for (const [name, value] of Object.entries(parameters)) if (value !== undefined) form.append(name, value);
   for (const { name, blob } of photos) form.append("image", blob, name);
@@ -110,19 +121,20 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
 }
 
 /** The picture of an item, which the service reduces: a photo may have many megapixels. */
-const pictureOf = (job: string, item: string, width: number): Promise<Blob> =>
-  api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}?width=${Math.round(width)}`, "image/jpeg");
+const pictureOf = (job: string, item: string, width: number, signal?: AbortSignal): Promise<Blob> =>
+  api.blob(`v1/jobs/${job}/results/${encodeURIComponent(item)}?width=${Math.round(width)}`, "image/jpeg", signal);
 
 function Thumbnail({ job, item }: { job: string; item: string }) {
   const image = useRef<HTMLImageElement>(null);
   useEffect(() => {
-    let address = "", gone = false;
-    pictureOf(job, item, WIDE).then((small) => {
+    let address = "";
+    const gone = new AbortController();
+    pictureOf(job, item, WIDE, gone.signal).then((small) => {
+      if (gone.signal.aborted) return;
       address = URL.createObjectURL(small);
-      if (gone) URL.revokeObjectURL(address);
-      else image.current!.src = address;
+      image.current!.src = address;
     }, () => { /* its sentence stands below */ });
-    return () => { gone = true; URL.revokeObjectURL(address); };
+    return () => { gone.abort(); URL.revokeObjectURL(address); };
   }, [job, item]);
   return <img ref={image} alt="" />;
 }
@@ -133,14 +145,15 @@ const pictured = signal<{ item: string; address: string } | null>(null);
 /** Opens a photo of a job where one looks. Of a photo that is not the page's own there is the picture alone: the heat
  * is painted on it, so that a model would see something else. */
 async function lookAt(job: string, item: string): Promise<void> {
-  const own = strip.value.find(({ name }) => name === item);
+  const own = strip.value.find((...photo) => idOf(...photo) === item);
+  refusal.value = "";
   if (own) {
     select(own.digest);
     room.value = "look";
     return;
   }
   const picture = await pictureOf(job, item, screen.width * devicePixelRatio);
-  pictured.value = { item, address: URL.createObjectURL(picture) };
+  if (room.value === "work" && opened.value === job) pictured.value = { item, address: URL.createObjectURL(picture) };
 }
 
 function Pictured({ item, address }: { item: string; address: string }) {
@@ -156,16 +169,16 @@ function Pictured({ item, address }: { item: string; address: string }) {
   </dialog>;
 }
 
-function Items({ job, items, order = "" }: { job: string; items: { item: string; text: string }[]; order?: string }) {
+function Items({ job, items, order = "" }: { job: string; items: { item: string; text: string; failed?: boolean }[]; order?: string }) {
   const page = useSignal(0), count = useSignal(FEW);
   useEffect(() => { page.value = 0; }, [order]);
   const pages = Math.ceil(items.length / MOST), at = Math.max(Math.min(page.value, pages - 1), 0);
   const from = at * MOST, to = Math.min(from + count.value, items.length);
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
   return <>
-    <ul class="grid">{items.slice(from, to).map(({ item, text }) => <li key={item}>
+    <ul class="grid">{items.slice(from, to).map(({ item, text, failed }) => <li key={item}>
       <button type="button" class="map" onClick={() => void lookAt(job, item).catch(said)}>
-        <Thumbnail job={job} item={item} /><span>{item}<br /><small>{text}</small></span></button></li>)}
+        {!failed && <Thumbnail job={job} item={item} />}<span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
     <p class="row">
       {to < Math.min(from + MOST, items.length) && <button type="button"
@@ -180,6 +193,8 @@ function Items({ job, items, order = "" }: { job: string; items: { item: string;
 
 type Order = keyof typeof words.orders;
 type Which = keyof typeof words.which;
+/** Which results are shown of the job that is open, and in which order. */
+const order = signal<Order>("read"), which = signal<Which>("all"), label = signal(""), least = signal(0), greatest = signal(1);
 const ORDERS: Record<Order, (one: Row, other: Row) => number> = {
   read: (one, other) => one.cursor - other.cursor,
   class: (one, other) => one.label.localeCompare(other.label),
@@ -201,11 +216,10 @@ function Select<T extends string>({ id, text, of, options }: {
 
 /** The results of a job: all that were read, in an order, or those of a class, a probability or with a warning. */
 function Results({ job }: { job: api.Job }) {
-  const order = useSignal<Order>("read"), which = useSignal<Which>("all"), label = useSignal(""), least = useSignal(0), greatest = useSignal(1);
   const all = results.value, ready = job.counts.done + job.counts.failed;
   const labels = [...new Set(all.map((row) => row.label))].filter(Boolean).sort();
   const items = all.filter((row) => WHICH[which.value](row) && (!label.value || row.label === label.value) &&
-    (row.probability ?? 1) >= least.value && (row.probability ?? 0) <= greatest.value).sort(ORDERS[order.value]);
+    (row.probability ?? (row.error ? 0 : 1)) >= least.value && (row.probability ?? (row.error ? 1 : 0)) <= greatest.value).sort(ORDERS[order.value]);
   const readMore = (count: number) => {
     most.value = count;
     void read(job).catch(said);
@@ -226,7 +240,7 @@ function Results({ job }: { job: api.Job }) {
         <button type="button" id="read-more" onClick={() => readMore(most.value + BLOCK)}>
           {words.readMore(Math.min(ready - all.length, BLOCK))}</button>{" "}
         <button type="button" id="read-all" onClick={() => readMore(Infinity)}>{words.readAll}</button></>}</p>
-    <Items job={job.id} order={[order, which, label, least, greatest].map(({ value }) => value).join(" ")} items={items.map(({ item, label, probability, warnings, error }) => ({ item, text: error ??
+    <Items job={job.id} order={[order, which, label, least, greatest].map(({ value }) => value).join(" ")} items={items.map(({ item, label, probability, warnings, error }) => ({ item, failed: Boolean(error), text: error ??
       `${label}${probability === undefined ? "" : ` ${probability.toFixed(3)}`}${warnings.length ? `; ${words.warned(warnings.length)}` : ""}` }))} />
     <Downloads job={job} />
   </>;
@@ -349,7 +363,7 @@ export function Work() {
       <p class="soft">{words.jobsHint}</p>
       <p class="row">
         <button type="button" id="job" disabled={!strip.value.length}
-          onClick={() => void send("jobs", strip.value)}>{words.explainAll(strip.value.length)}</button>
+          onClick={() => void send("jobs", ofStrip())}>{words.explainAll(strip.value.length)}</button>
         <label class="button">{words.folder}
           <input id="folder" type="file" multiple class="hidden" ref={(input) => input?.setAttribute("webkitdirectory", "")}
             onChange={({ currentTarget }) => {
@@ -359,7 +373,7 @@ export function Work() {
               else refusal.value = words.noPhotos;
             }} /></label>
         {serves("/v1/audits") && <button type="button" id="audit" disabled={!strip.value.length}
-          onClick={() => void send("audits", strip.value)}>{words.auditAll}</button>}
+          onClick={() => void send("audits", ofStrip())}>{words.auditAll}</button>}
       </p>
       <ul class="jobs">{jobs.value.map((job) => <JobView key={job.id} job={job} />)}</ul>
       {!jobs.value.length && <p class="soft">{words.noJobs}</p>}

@@ -201,8 +201,12 @@ def test_labels_and_paths_start_at_the_written_file(
     monkeypatch.setattr("service.features.init.setup.TRIAL_SECONDS", 2.0)
     (tmp_path / "served").mkdir()
     file = saved(resnet(), tmp_path, "my model (2).pt")
-    init(file, "--photos", photos, "--output", tmp_path / "served" / "m.toml")
-    entry = written(tmp_path / "served" / "m.toml")
+    shutil.copytree(photos, tmp_path / "my photos")
+    catalog = tmp_path / "served" / "m.toml"
+    done = init(file, "--photos", tmp_path / "my photos", "--output", catalog)
+    step = f"gradcam batch '{tmp_path}/my photos' --output maps --report report.html"
+    assert f"  {step} --models {catalog}\n" in done.output, "what one does with photos is next"
+    entry = written(catalog)
     assert (entry.name, entry.weights) == ("my-model-2", "../my model (2).pt")
     assert entry.labels
     assert entry.path(entry.labels).read_text().split() == [*CLASSES]
@@ -275,7 +279,7 @@ def test_tensors_beside_the_model_are_named(tmp_path: Path) -> None:
     """A backbone whose classifier stands beside it: the backbone alone is not the model."""
     model = nn.Module()
     model.backbone, model.classifier = resnet(classes=40), nn.Linear(40, 4)
-    init(saved(model, tmp_path))
+    assert "gradcam batch" not in init(saved(model, tmp_path)).output, "no photos are known"
     text = (tmp_path / "models.toml").read_text()
     assert re.search(r"# likely: .*; 2 other tensors are left out, such as 'classifier", text)
 

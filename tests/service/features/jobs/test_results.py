@@ -336,6 +336,23 @@ def test_a_picture_is_reduced(jobs: TestClient, form: str) -> None:
     assert jobs.get(f"{address}?width=13", headers=accept).content == whole
 
 
+def test_a_job_that_is_removed_while_a_result_is_read_is_unknown(
+    jobs: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = form_of("json", {"a": DOT})
+    job = accepted(jobs.post("/v1/jobs", params={"model": "tiny"}, **request))["id"]
+    ended(jobs, job)
+    read = Folder.read_result
+
+    def read_late(folder: Folder, job: str, number: int) -> bytes:
+        assert jobs.delete(f"/v1/jobs/{job}?purge=true").status_code == 204
+        folder.remove(job)  # as the service does soon after
+        return read(folder, job, number)
+
+    monkeypatch.setattr(Folder, "read_result", read_late)
+    check(jobs.get(f"/v1/jobs/{job}/results/a"), 404, "unknown-job", job)
+
+
 def test_what_no_width_can_be(jobs: TestClient, named: dict[str, Any]) -> None:
     address = f"/v1/jobs/{named['id']}/results/plain.png"
     wrong = {"0": "at least 1", "10001": "at most 10000", "wide": "a whole number"}

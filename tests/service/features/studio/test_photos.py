@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.service.features.studio.browsing import browses, explained, state, take
@@ -148,6 +149,15 @@ def test_a_folder_that_is_dropped_gives_its_photos(
     expect(page.locator("#problem")).to_be_hidden()
     titles = [each.get_attribute("title") for each in page.locator(".thumbnail [title]").all()]
     assert {"cat.png", "cup.png"} <= set(titles)
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in (10, 2, 1, 9, 11, 3):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(many / f"p{number}.png")
+    drop("many")
+    expect(page.locator(".thumbnail")).to_have_count(8)
+    titles = [each.get_attribute("title") for each in page.locator(".thumbnail [title]").all()]
+    numbers = [title for title in titles if title and title.startswith("p")]
+    assert numbers == [f"p{number}.png" for number in (1, 2, 3, 9, 10, 11)]
 
 
 def test_photos_stay_when_the_service_refuses_what_is_asked_of_them(

@@ -13,8 +13,17 @@ import skimage.data
 from PIL import Image, ImageEnhance, ImageOps
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
+from service.features.studio.routes import BUILT
 from tests.service.conftest import encoded, noise
-from tests.service.features.studio.browsing import READY, browses, explained, state, take
+from tests.service.features.studio.browsing import (
+    READY,
+    browses,
+    explained,
+    first_of,
+    holding,
+    state,
+    take,
+)
 from tests.service.live import serving
 
 pytestmark = [browses, pytest.mark.slow]
@@ -128,23 +137,36 @@ def test_all_results_are_shown_filtered_sorted_and_downloaded(
     assert waiting.value.suggested_filename.endswith(".ndjson")
 
 
-def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: bytes) -> None:
-    expect(work.locator("#runs")).to_contain_text("efficientnet-lite0")
+def offers(work: Page, total: int, failed: int = 0) -> list[int]:
+    """Offer a job of so many results, of which the one of this cursor failed.
+
+    Returns:
+        How many lines were asked for at a time.
+    """
     told = {"kind": "explain", "state": "done", "model": "efficientnet-lite0", "id": "1"}
-    counts = {"total": 630, "done": 630, "failed": 0, "left": 0}
+    counts = {"total": total, "done": total, "failed": 0, "left": 0}
     job = {**told, "created": "2026-11-24T03:33:14+00:00", "counts": counts}
     asked: list[int] = []
+
+    def line(n: int) -> str:
+        error = {"error": "the image is broken"} if n == failed else {}
+        return json.dumps({"cursor": n, "item": f"{n}.png", **error})
 
     def lines(route: Route) -> None:
         query = parse_qs(urlsplit(route.request.url).query)
         after, limit = int(query["after"][0]), int(query["limit"][0])
         asked.append(limit)
-        items = range(after + 1, min(after + limit, 630) + 1)
-        body = "\n".join(json.dumps({"cursor": n, "item": f"{n}.png"}) for n in items)
+        body = "\n".join(map(line, range(after + 1, min(after + limit, total) + 1)))
         route.fulfill(body=body, content_type="application/x-ndjson")
 
     work.route("**/v1/jobs?**", lambda route: route.fulfill(json={"jobs": [job]}))
     work.route("**/v1/jobs/1/results?**", lines)
+    return asked
+
+
+def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: bytes) -> None:
+    expect(work.locator("#runs")).to_contain_text("efficientnet-lite0")
+    asked = offers(work, 630)
     work.get_by_role("button", name="Work").click()
     work.locator(".jobs button").first.click()
     said = work.locator("#read")
@@ -177,6 +199,125 @@ def test_a_large_job_s_results_are_read_when_they_are_wanted(work: Page, cat: by
     work.locator("#which").select_option("failed")
     expect(results).to_have_count(0)
     expect(work.locator(".jobs .after")).to_have_count(0)
+
+
+def test_a_job_that_is_opened_again_while_it_is_read_has_all_its_results(work: Page) -> None:
+    offers(work, 60, failed=3)
+    work.get_by_role("button", name="Work").click()
+    job = work.locator(".jobs button").first
+    seen: list[Route] = []
+    held: list[Route] = []
+
+    def hold_the_first(route: Route) -> None:
+        if seen:
+            route.fallback()
+        else:
+            seen.append(route)
+            held.append(route)
+
+    work.route("**/results?after=25&**", hold_the_first)
+    job.click()
+    expect(work.locator("#read")).to_contain_text("25 of 25 results")
+    second = first_of(work, held)
+    job.click()
+    job.click()
+    second.fallback()
+    expect(work.locator("#read")).to_contain_text("60 of 60 results")
+    expect(work.locator(".jobs ul.grid > li").first).to_contain_text("1.png")
+
+
+def test_of_a_failed_item_no_picture_is_asked_and_no_probability_is_known(work: Page) -> None:
+    offers(work, 10, failed=3)
+    pictures: list[str] = []
+    work.on("request", lambda one: pictures.append(one.url) if "?width=" in one.url else None)
+    work.get_by_role("button", name="Work").click()
+    work.locator(".jobs button").first.click()
+    results = work.locator(".jobs ul.grid > li")
+    expect(results).to_have_count(10)
+    expect(results.nth(2)).to_contain_text("the image is broken")
+    expect(results.locator("img")).to_have_count(9)
+    work.locator("#least").fill("0.5")
+    expect(results).to_have_count(9)
+    expect(work.locator(".jobs")).not_to_contain_text("the image is broken")
+    work.get_by_role("button", name="Look").click()
+    work.get_by_role("button", name="Work").click()
+    expect(work.locator("#least")).to_have_value("0.5")  # one comes back to what one has found
+    expect(results).to_have_count(9)
+    names = {urlsplit(url).path.rpartition("/")[2] for url in pictures}
+    assert names == {f"{n}.png" for n in range(1, 11) if n != 3}
+
+
+def test_what_is_left_is_not_read_and_does_not_come_up_later(work: Page) -> None:
+    offers(work, 2)
+    given_up: list[str] = []
+    work.on("requestfailed", lambda one: given_up.append(urlsplit(one.url).query))
+    work.get_by_role("button", name="Work").click()
+    with holding(work, "**/results/*width=320") as small, holding(work, "**/*width=1280") as large:
+        work.locator(".jobs button").first.click()
+        first_of(work, small)
+        work.locator(".jobs ul.grid button").first.click()
+        opened = first_of(work, large)
+        work.get_by_role("button", name="Look").click()
+        opened.fulfill(path=BUILT / "cat.jpg")
+        work.get_by_role("button", name="Work").click()
+        expect(work.locator(".jobs ul.grid > li")).to_have_count(2)
+        expect(work.locator("dialog.pictured")).to_have_count(0)
+    assert "width=320" in given_up
+
+
+def test_an_audit_s_answer_that_is_late_is_not_shown_as_that_of_another(work: Page) -> None:
+    counts = {"total": 20, "done": 20, "failed": 0, "left": 0}
+    told = {"kind": "audit", "state": "done", "created": "2026-11-24T03:33:14+00:00"}
+    audits = [{**told, "id": name, "model": name, "counts": counts} for name in ("one", "other")]
+
+    def answer(name: str) -> dict[str, object]:
+        findings = [{"kind": "any", "sentence": f"found of {name}"}]
+        return {"audit": {"photos": 20, "recommendation": None, "findings": findings}}
+
+    work.route("**/v1/jobs?**", lambda route: route.fulfill(json={"jobs": audits}))
+    work.get_by_role("button", name="Work").click()
+    jobs = work.locator(".jobs > li")
+    with holding(work, "**/v1/audits/one") as one, holding(work, "**/v1/audits/other") as other:
+        jobs.first.get_by_role("button").click()
+        late = first_of(work, one)
+        jobs.last.get_by_role("button").click()
+        first_of(work, other).fulfill(json=answer("other"))
+        expect(jobs.last).to_contain_text("found of other")
+        with work.expect_event("requestfinished", lambda it: it.url.endswith("/audits/one")):
+            late.fulfill(json=answer("one"))
+        expect(jobs.last).to_contain_text("found of other")
+        assert "found of one" not in jobs.last.inner_text()
+
+
+def test_a_job_has_nothing_that_is_of_one_photo_or_of_the_drawing_alone(work: Page) -> None:
+    """A box is of one photo, and below the page's threshold the service's pictures hide nothing."""
+    address = work.url.partition("#")[0]
+    work.goto("about:blank")
+    work.goto(f"{address}#photo=cat&target=285&box=10,10,60,60&threshold=0.3")
+    expect(work.locator(".thumbnail")).to_have_count(1)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#job").click()
+    expect(work.locator(".jobs > li").first).to_contain_text("done: 1 finished", timeout=2 * READY)
+    (document,) = work.request.get(f"{work.url.partition('#')[0]}v1/jobs").json()["jobs"]
+    assert document["parameters"]["target"] in (285, "285")
+    assert "threshold" not in document["parameters"]
+
+
+def test_photos_of_one_name_are_items_of_one_job(work: Page, cat: bytes, espresso: bytes) -> None:
+    take(work, cat)
+    take(work, espresso)
+    expect(work.locator(".thumbnail")).to_have_count(2)
+    explained(work)
+    second = state(work)["photo"]
+    work.keyboard.press("n")
+    assert state(work)["photo"] != second
+    work.get_by_role("button", name="Work").click()
+    work.locator("#job").click()
+    job = work.locator(".jobs > li").first
+    expect(job).to_contain_text("done: 2 finished", timeout=2 * READY)
+    job.locator("button.map", has_text="espresso").first.click()
+    explained(work)
+    assert state(work)["photo"] == second
 
 
 def test_of_large_photos_a_job_s_small_pictures_are_read(work: Page) -> None:
