@@ -221,7 +221,8 @@ def code_of_methods() -> str:
     """The docstrings of the methods' functions and modules."""
     return " ".join(
         " ".join((ast.get_docstring(node) or "").split())
-        for file in ROOT.glob("cam/methods/**/*.py")
+        for pattern in ("methods/**/*.py", "detectors/methods.py")
+        for file in ROOT.glob(f"cam/{pattern}")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef | ast.Module)
     )
