@@ -46,7 +46,7 @@ test: lint types ## format, lint, types, and the tests that one waits for
 # generated requests of the contract, the documents' examples, processes that are killed, databases,
 # Ray where it is installed; and every rehearsed attack.
 check: .venv/test .venv/weights $(GENERATOR) $(if $(shell command -v npm),$(TYPESCRIPT)) ## the slow tests and the rehearsed attacks, half an hour
-	$(PYTEST) --session-timeout 2600 $(BUSY) -m slow --ignore tests/chaos
+	$(PYTEST) --session-timeout 3400 $(PARALLEL) -m slow --ignore tests/chaos
 	$(PYTEST) --session-timeout 1100 $(BUSY:loadfile=load) tests/chaos
 
 # The tests in a random order, with one, two and four threads: what one leaves behind, or takes
