@@ -26,7 +26,7 @@ from cam.runtimes.fidelity import judge
 from service.core.errors import one_line
 from service.engine.fast_path import PrepareFastPath, WarmPath
 from service.loading.devices import is_of_memory
-from service.loading.served_model import ServedModel
+from service.loading.served_model import ServedModel, seeded
 from service.models.catalog import ModelEntry
 from service.runtimes.paths import Offer, offers
 
@@ -54,6 +54,7 @@ class Judgement:
     """Why the path cannot be used; "" if it can."""
 
 
+@seeded
 def fast_path(entry: ModelEntry, model: ServedModel) -> PrepareFastPath | None:
     """Return what prepares the fastest of the paths that an entry allows its model, or None if it
     allows none: a `service.engine.fast_path.MakeFastPath`.

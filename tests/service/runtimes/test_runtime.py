@@ -25,7 +25,7 @@ from service.runtimes import paths as allowed
 from service.runtimes.compiled import COMPILED
 from service.runtimes.openvino import path as openvino
 from service.runtimes.paths import Offer, offers
-from service.runtimes.warming import warm_paths
+from service.runtimes.warming import fast_path, warm_paths
 from service.settings import Settings
 from tests.service.conftest import running_app, wait_until_ready
 from tests.service.runtimes.test_fast import TINY, heat
@@ -168,6 +168,21 @@ def test_in_the_place_of_the_exact_path_a_thousandth_is_too_much(
 
 
 @pytest.mark.slow
+def test_making_paths_leaves_the_random_generator_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = ModelEntry(name="tiny", **COMMON)
+    model, before = load(entry), torch.random.get_rng_state()
+
+    def drawn(entry: ModelEntry, model: ServedModel) -> list[Offer]:
+        torch.rand(3)
+        return []
+
+    monkeypatch.setattr("service.runtimes.warming.offers", drawn)
+    assert fast_path(entry, model) is None
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_the_fastest_path_is_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
