@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from cam.extensions import at
 from service import __version__
 from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
@@ -37,7 +37,7 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name)(import_module(COMMANDS[cmd_name]).command)
+        alone.command(cmd_name)(at(COMMANDS[cmd_name]))
         return typer.main.get_command(alone)
 
 

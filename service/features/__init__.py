@@ -1,19 +1,19 @@
-"""What the service does: a feature is a folder here, and stands in one or more of these lists.
+"""What the service does: a feature is a folder here, and stands in `FEATURES`.
 
-An operation is what a model does with images: from the list come the routes, what they require of a
-caller, and what `openapi/openapi.json` says. An adapter adds to the app: routes of other resources,
-such as jobs, or another way in, such as a platform's contract. A command is one of `gradcam`. In
-the process of the models, a journal is told which of them are added and removed, and a watch is
-told the answers to live traffic. Nothing below this package knows of a feature, and
-`pyproject.toml` says which of them needs which.
-
-`operations` and `adapters` are functions, so that the command line and the client import no feature
-that they do not use.
+An operation is what a model does with images: from it come the route, what it requires of a caller,
+and what `openapi/openapi.json` says. An adapter adds to the app: routes of other resources, such as
+jobs, or another way in, such as a platform's contract. Nothing below this package knows of a
+feature. What a feature gives is named and not imported, so that the command line and the client
+import no feature that they do not use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+from cam.extensions import at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,98 +24,148 @@ if TYPE_CHECKING:
     from service.http.adapter import Adapter
     from service.http.operation import Operation
 
-COMMANDS: Final = {
-    "explain": "service.features.explain.command",
-    "answer": "service.features.answers.command",
-    "batch": "service.features.batch.command",
-    "audit": "service.features.audit.command",
-    "reference": "service.features.drift.command",
-    "init": "service.features.init.command",
-    "export": "service.features.export.command",
-    "compile": "service.features.compile.command",
-    "key": "service.features.keys.command",
-}
-"""Name of a command → the module whose `command` it is. It is imported when it is needed."""
 
-WORK: Final = (
-    "service.features.activations.work",
-    "service.features.answers.work",
-    "service.features.audit.work",
-    "service.features.drift.work",
+@dataclass(frozen=True)
+class Feature:
+    """A folder, and what it gives the service. A place in the folder is written "module:name"."""
+
+    folder: str
+    needs: tuple[str, ...] = ()
+    """Folders of the features that it imports. It imports no other one."""
+    operations: tuple[str, ...] = ()
+    """Places of what the models do with images."""
+    adapters: tuple[str, ...] = ()
+    """Places of what is added to the app."""
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Name of a command of `gradcam` → its place."""
+    work: tuple[str, ...] = ()
+    """Places of what it alone asks of a model. The process of the models imports them."""
+    journals: tuple[str, ...] = ()
+    """Places of what keeps the added and the removed models, in a folder that outlives a
+    process."""
+    watches: tuple[str, ...] = ()
+    """Places of what makes those who are told the answers to live traffic, one for each model."""
+    around: tuple[str, ...] = ()
+    """Places of functions that, given the settings, return what is entered around the work of each
+    process."""
+    supervised: tuple[str, ...] = ()
+    """Places of functions that, given the settings, return a port that the supervisor opens, and
+    what answers there; or None."""
+    extends: Mapping[str, str] = field(default_factory=dict)
+    """Folder of another feature → the place of what this one adds to it."""
+
+
+FEATURES: Final = (
+    Feature("predict", operations=("operation:PREDICT",)),
+    Feature("explain", operations=("operation:EXPLAIN",), commands={"explain": "command:command"}),
+    Feature("evaluate", needs=("explain",), operations=("operation:EVALUATE",)),
+    Feature(
+        "activations",
+        operations=("operation:ACTIVATIONS",),
+        work=("work:Observe", "work:Factorise"),
+    ),
+    Feature(
+        "answers",
+        operations=("operation:ANSWER",),
+        commands={"answer": "command:command"},
+        work=("work:AnswerQuestion",),
+    ),
+    Feature("tables"),
+    Feature("report", needs=("tables",)),
+    Feature("batch", needs=("report", "tables"), commands={"batch": "command:command"}),
+    Feature("keys", adapters=("adapter:keys",), commands={"key": "command:command"}),
+    Feature("origins", adapters=("adapter:origins",)),
+    Feature("remote_images", adapters=("adapter:remote_images",)),
+    Feature("studio", adapters=("routes:studio",)),
+    Feature("jobs", needs=("report", "tables"), adapters=("adapter:jobs",)),
+    Feature(
+        "audit",
+        needs=("answers", "batch", "jobs", "report"),
+        commands={"audit": "command:command"},
+        work=("work:Randomise",),
+        extends={"jobs": "kind:audits"},
+    ),
+    Feature(
+        "open_inference",
+        needs=("administration", "answers"),
+        adapters=("adapter:v2",),
+    ),
+    Feature(
+        "platforms",
+        needs=("administration",),
+        adapters=(
+            "adapters:addresses",
+            "adapters:sagemaker",
+            "adapters:vertex",
+            "adapters:kserve",
+        ),
+    ),
+    Feature("forwarded", adapters=("adapter:forwarded",)),
+    Feature(
+        "administration",
+        adapters=("routes:administration",),
+        journals=("journal:FileJournal",),
+    ),
+    Feature(
+        "drift",
+        needs=("batch",),
+        adapters=("routes:drift",),
+        commands={"reference": "command:command"},
+        work=("work:CompareDrift",),
+        watches=("watch:watch_of",),
+    ),
+    Feature("init", needs=("batch",), commands={"init": "command:command"}),
+    Feature("export", commands={"export": "command:command"}),
+    Feature("compile", commands={"compile": "command:command"}),
+    Feature("traces", around=("export:opened",)),
+    Feature("probes", supervised=("server:asked",)),
+    Feature("ray"),
 )
-"""Modules of what only one feature asks of a model. The process of the models imports them."""
+"""All features. Their operations and commands are told in this order. Where two adapters know a
+path, the later one has it."""
 
-AROUND: Final[tuple[str, ...]] = ("service.features.traces.export",)
-"""Modules whose `opened`, given the settings, is entered around the work of each process."""
+COMMANDS: Final = {
+    name: f"{__name__}.{feature.folder}.{place}"
+    for feature in FEATURES
+    for name, place in feature.commands.items()
+}
+"""Name of a command → the place of its function."""
 
-SUPERVISED: Final[tuple[str, ...]] = ("service.features.probes.server",)
-"""Modules whose `asked`, given the settings, returns a port that the supervisor opens, and what
-answers there."""
+
+def given(kind: str) -> list[Any]:
+    """Import and return what the features give of a kind, which is the name of a tuple of places in
+    `Feature`."""
+    return [
+        at(f"{__name__}.{feature.folder}.{place}")
+        for feature in FEATURES
+        for place in getattr(feature, kind)
+    ]
+
+
+def additions(folder: str) -> list[Any]:
+    """Import and return what other features add to the one of this folder."""
+    return [
+        at(f"{__name__}.{feature.folder}.{feature.extends[folder]}")
+        for feature in FEATURES
+        if folder in feature.extends
+    ]
 
 
 def operations() -> tuple[Operation[Any, Any], ...]:
     """Return what the models do with images."""
-    from service.features.activations.operation import ACTIVATIONS
-    from service.features.answers.operation import ANSWER
-    from service.features.evaluate.operation import EVALUATE
-    from service.features.explain.operation import EXPLAIN
-    from service.features.predict.operation import PREDICT
-
-    return (
-        PREDICT,
-        EXPLAIN,
-        EVALUATE,
-        ACTIVATIONS,
-        ANSWER,
-    )
+    return tuple(given("operations"))
 
 
 def adapters() -> tuple[Adapter, ...]:
-    """Return what is added to the app. Where two of them know a path, the later one has it."""
-    from service.features.administration.routes import administration
-    from service.features.audit.kind import audits
-    from service.features.drift.routes import drift
-    from service.features.forwarded.adapter import forwarded
-    from service.features.jobs.adapter import jobs
-    from service.features.keys.adapter import keys
-    from service.features.open_inference.adapter import v2
-    from service.features.origins.adapter import origins
-    from service.features.platforms.adapters import addresses, kserve, sagemaker, vertex
-    from service.features.remote_images.adapter import remote_images
-    from service.features.studio.routes import studio
-
-    return (
-        keys,
-        origins,
-        remote_images,
-        studio,
-        jobs(
-            audits,
-        ),
-        v2,
-        addresses,
-        sagemaker,
-        vertex,
-        kserve,
-        forwarded,
-        administration,
-        drift,
-    )
+    """Return what is added to the app."""
+    return tuple(given("adapters"))
 
 
 def journals() -> list[Callable[[Path], Journal]]:
-    """Return what keeps the added and the removed models, in a folder that outlives a process."""
-    from service.features.administration.journal import FileJournal
-
-    return [
-        FileJournal,
-    ]
+    """Return what keeps the added and the removed models."""
+    return given("journals")
 
 
 def watches() -> list[MakeWatch]:
-    """Return what makes those who are told the answers to live traffic, one for each model."""
-    from service.features.drift.watch import watch_of
-
-    return [
-        watch_of,
-    ]
+    """Return what makes those who are told the answers to live traffic."""
+    return given("watches")

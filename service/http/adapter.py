@@ -2,7 +2,7 @@
 who the callers are.
 
 An adapter is a function that takes the parts of the app and returns what it adds to the app, or
-None where the settings do not ask for it. `service.features.adapters` lists them.
+None where the settings do not ask for it. `service.features.FEATURES` names them.
 """
 
 from __future__ import annotations

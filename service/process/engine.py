@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 import socket
-from importlib import import_module
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -15,7 +14,7 @@ from service.core.allocator import give_back_memory, keep_memory, settle
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.engine.manager import ModelManager
-from service.features import WORK, journals, watches
+from service.features import given, journals, watches
 from service.models.catalog import ModelEntry
 from service.process.heartbeat import ALIVE, LISTENING, READY, REPLACE_ME, Heartbeat
 from service.process.running import end_at_once, run_until_done, why_not_loaded
@@ -64,8 +63,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     heartbeat.when_orphaned(stopping.set)
-    for module in WORK:
-        import_module(module)
+    given("work")  # a message is read if its class is known
     metrics = Metrics()
     if heartbeat.again:
         metrics.count_restart(entry.name for entry in entries)

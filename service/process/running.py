@@ -9,13 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from importlib import import_module
 from typing import Any, NoReturn
 
 from service.core.errors import ConfigError
 from service.core.logs import logging_set_up, tell_mistake
 from service.core.settings import CoreSettings
-from service.features import AROUND
+from service.features import given
 from service.process.heartbeat import MISTAKE, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -35,8 +34,8 @@ def run_until_done(
     with ExitStack() as scope:
         scope.enter_context(logging_set_up(settings))
         try:
-            for module in AROUND:
-                scope.enter_context(import_module(module).opened(settings))
+            for opened in given("around"):
+                scope.enter_context(opened(settings))
             with asyncio.Runner(loop_factory=new_loop) as runner:
                 return runner.run(work())
         except ConfigError as error:

@@ -22,7 +22,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
 from functools import partial
-from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +32,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from service.core.errors import ConfigError
 from service.core.logs import logging_set_up, tell_mistake
 from service.core.metrics import FOLDER
-from service.features import SUPERVISED
+from service.features import given
 from service.limits.counters import SharedCounts, table
 from service.models.catalog import ModelEntry
 from service.models.sources import source_of
@@ -78,9 +77,9 @@ def supervise(listening: socket.socket, settings: Settings, entries: Entries) ->
     """
     with logging_set_up(settings), ExitStack() as scope:
         supervisor = _Supervisor(listening, settings)
-        for module in SUPERVISED:
-            if asked := import_module(module).asked(settings):
-                port, answers = asked
+        for asked in given("supervised"):
+            if found := asked(settings):
+                port, answers = found
                 other = scope.enter_context(listen(settings.model_copy(update={"port": port})))
                 supervisor.beside.append(partial(answers, other))
         doors = usual_doors() if settings.doors is None else settings.doors

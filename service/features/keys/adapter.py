@@ -1,5 +1,4 @@
-"""Who sends a request, by the API key in its headers, as `service.features.adapters` adds it to the
-app."""
+"""Who sends a request, by the API key in its headers, as it is added to the app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What judges hosts and pages, as `service.features.adapters` adds it to the app."""
+"""What judges hosts and pages, as it is added to the app."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.core.errors import RETRY_AFTER_SECONDS, ConfigError, Unavailable
 from service.core.logs import logging_set_up
 from service.core.pydantic_errors import mistake
-from service.features import AROUND
+from service.features import given
 from service.models.catalog import ModelEntry, configured
 from service.settings import Settings
 
@@ -120,8 +119,8 @@ class Replica:
         keep_memory()
         self._settings.check_files()  # the replica's node may not have them
         self._scope.enter_context(logging_set_up(self._settings))
-        for module in AROUND:
-            self._scope.enter_context(import_module(module).opened(self._settings))
+        for opened in given("around"):
+            self._scope.enter_context(opened(self._settings))
         app = create_app(self._settings, self._entries)
         app.add_middleware(Inside)
         self._manager: ModelManager = app.state.manager

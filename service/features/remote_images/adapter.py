@@ -1,4 +1,4 @@
-"""Images by address, as `service.features.adapters` adds them to the app."""
+"""Images by address, as they are added to the app."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -18,6 +20,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import service.features
+from cam.extensions import at
 from service import app
 from service.backend.interface import Listener
 from service.backend.watch import WatchWork
@@ -26,7 +29,7 @@ from service.cli.main import cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
 from service.core.settings import PREFIX, CoreSettings
-from service.features import AROUND, COMMANDS, SUPERVISED, WORK, adapters, operations
+from service.features import COMMANDS, FEATURES, Feature, adapters, additions, given, operations
 from service.features.predict.operation import PREDICT
 from service.http.operation import Operation, each
 from service.http.reception import RequestContext
@@ -50,37 +53,6 @@ OF_FEATURES = (
     "cam.reasons",
 )
 """Packages of the library that only features need, and users of the library."""
-LIBRARIES = {"ray", "report", "tables"}
-"""Folders that stand in no list: other features use them, or Ray by the names in `service.ray`."""
-BESIDE = {
-    "administration": ["features/open_inference", "features/platforms"],
-    "explain": ["features/evaluate"],
-    "answers": ["features/audit", "features/open_inference", "client"],
-    "audit": ["client"],
-    "batch": ["features/audit", "features/drift", "features/init", "client"],
-    "drift": ["client"],
-    "jobs": ["features/audit", "client"],
-    "ray": ["ray"],
-    "report": [
-        "client",
-        "features/audit",
-        "features/drift",
-        "features/init",
-        "features/batch",
-        "features/jobs",
-    ],
-    "tables": [
-        "client",
-        "features/audit",
-        "features/drift",
-        "features/init",
-        "features/batch",
-        "features/jobs",
-        "features/report",
-    ],
-}
-"""What is deleted with a feature: features that need it, as `pyproject.toml` says, the client if it
-reads what the feature answers, and Ray's names for it."""
 
 
 class Seen(BaseModel):
@@ -142,14 +114,56 @@ def extended() -> Iterator[TestClient]:
             yield client
 
 
-def test_the_lists_have_each_folder() -> None:
-    modules = [operation.work.__module__ for operation in operations()]
-    modules += [adapter.__module__ for adapter in adapters()]
-    listed = {
-        module.split(".")[2] for module in [*modules, *COMMANDS.values(), *AROUND, *SUPERVISED]
-    }
-    assert listed | LIBRARIES == FOLDERS
+def test_the_list_has_each_folder_and_what_is_named_there() -> None:
+    assert {feature.folder for feature in FEATURES} == FOLDERS
+    assert len(FEATURES) == len(FOLDERS)
+    for kind in fields(Feature)[2:]:
+        if kind.default == ():
+            assert all(map(callable, given(kind.name))) or kind.name == "operations"
+    assert all(callable(at(place)) for place in COMMANDS.values())
+    assert all(additions(folder) for feature in FEATURES for folder in feature.extends)
     assert len({operation.name for operation in operations()}) == len(operations())
+
+
+def test_a_feature_says_which_others_it_needs() -> None:
+    graph = imports()
+    imported: dict[str, set[str]] = {folder: set() for folder in FOLDERS}
+    for module in graph.modules:
+        for other in graph.find_modules_directly_imported_by(module):
+            one, two = map(folder_of, (module, other))
+            if one and two and one != two:
+                imported[one].add(two)
+    assert {feature.folder: set(feature.needs) for feature in FEATURES} == imported
+    for feature in FEATURES:
+        assert set(feature.needs) >= set(feature.extends)
+
+
+@cache
+def imports() -> grimp.ImportGraph:
+    # Its cache on the disk is wrong where git has put an older file in the place of a newer one.
+    return grimp.build_graph("service", "cam", exclude_type_checking_imports=True, cache_dir=None)
+
+
+def folder_of(module: str) -> str | None:
+    """Return the folder of a feature's module; None of another one."""
+    found = re.match(r"service\.features\.(\w+)", module)
+    return found and found[1]
+
+
+def with_those_that_need(name: str) -> set[str]:
+    """Return the folders that are deleted with one."""
+    found = {name}
+    while more := {each.folder for each in FEATURES if found & {*each.needs}} - found:
+        found |= more
+    return found
+
+
+def read_by(outside: str) -> set[str]:
+    """Return the folders of features that a package of `service` imports."""
+    graph = imports()
+    modules = {f"service.{outside}", *graph.find_descendants(f"service.{outside}")}
+    imported = set[str]().union(*map(graph.find_modules_directly_imported_by, modules))
+    return {folder for module in imported if (folder := folder_of(module))}
 
 
 def test_a_mistyped_command_is_told_apart() -> None:
@@ -192,7 +206,7 @@ def test_an_operation_that_is_not_listed_is_not_there(extended: TestClient, cat:
 
 
 def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
-    graph = grimp.build_graph("service", "cam", exclude_type_checking_imports=True)
+    graph = imports()
     for name in FOLDERS:
         inside = {
             module
@@ -212,14 +226,8 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
 def test_the_process_of_the_models_knows_each_kind_of_work() -> None:
     adapters(), operations()
     bases = (Work, StepWork, WatchWork)
-    own = {
-        kind.__module__
-        for base in bases
-        for kind in base.__subclasses__()
-        if kind.__module__.startswith("service.")
-        and kind.__module__ not in {base.__module__ for base in bases}
-    }
-    assert own == set(WORK)
+    own = {kind for base in bases for kind in base.__subclasses__() if folder_of(kind.__module__)}
+    assert own == set(given("work"))
 
 
 def test_a_setting_of_the_core_is_not_one_features_own() -> None:
@@ -245,19 +253,17 @@ def test_a_command_knows_the_variables_of_all_features(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*FOLDERS, "client"}))
 def test_a_feature_is_deleted(name: str, tmp_path: Path, known_types: Path) -> None:
-    """Nothing of the service needs the client, which stands beside the features."""
+    """With it, those that need it go, the client if it reads what one of them answers, and Ray's
+    names. Nothing of the service needs the client, which stands beside the features."""
     copied(tmp_path)
-    gone = [*BESIDE.get(name, []), "client" if name == "client" else f"features/{name}"]
-    for path in gone:
+    folders = with_those_that_need(name) & FOLDERS
+    packages = [each for each in ("client", "ray") if each == name or folders & read_by(each)]
+    for path in [*packages, *(f"features/{folder}" for folder in folders)]:
         shutil.rmtree(tmp_path / "service" / path)
-    folders = [path.removeprefix("features/") for path in gone if path != "client"]
     for folder in folders:
-        for lists in ("features/__init__.py", "settings.py"):
-            forget(tmp_path / "service" / lists, folder)
+        forget(tmp_path / "service", folder)
     project = tmp_path / "pyproject.toml"
-    project.write_text(
-        unlisted(project.read_text(), [*folders, "client"] if "client" in gone else folders)
-    )
+    project.write_text(unlisted(project.read_text(), [*folders, *packages]))
     check(tmp_path, known_types)
     for setting in settings_of([name]):
         given = {f"{PREFIX}{setting.upper()}": "1"}
@@ -286,19 +292,22 @@ def settings_of(folders: Sequence[str]) -> list[str]:
     return [next(iter(kind.__annotations__)) for kind in kinds]
 
 
-def forget(file: Path, folder: str) -> None:
-    """Remove what the lists say of a folder."""
-    text = file.read_text()
-    text = re.sub(rf'    "service\.features\.{folder}\.\w+",\n', "", text)
-    text = re.sub(rf'\("service\.features\.{folder}\.\w+",\)', "()", text)
-    imports = rf"(?m)^ *from service\.features\.{folder}\.\w+ import (.*)\n"
-    names = [name for found in re.findall(imports, text) for name in found.split(", ")]
-    text = re.sub(imports, "", text)
-    text = re.sub(rf'    "\w+": "service\.features\.{folder}\..*",\n', "", text)
-    for name in names:
-        text, count = re.subn(rf" +{name}(\((\n.*)*?\n +\))?,\n", "", text)
-        assert count == 1, name
-    file.write_text(text)
+def forget(service: Path, folder: str) -> None:
+    """Remove the lines of a folder from the list of the features and from the settings."""
+    features = service / "features/__init__.py"
+    lines = features.read_text().splitlines(keepends=True)
+    (entry,) = (
+        node
+        for node in ast.walk(ast.parse("".join(lines)))
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.args[0]) == repr(folder)
+    )
+    del lines[entry.lineno - 1 : entry.end_lineno]
+    features.write_text("".join(lines))
+    settings = service / "settings.py"
+    text = settings.read_text()
+    for name in re.findall(rf"service\.features\.{folder}\.\w+ import (\w+)\n", text):
+        text = re.sub(rf"(?m)^(from .* import {name}|    {name},)\n", "", text)
+    settings.write_text(text)
 
 
 def unlisted(text: str, gone: Sequence[str]) -> str:

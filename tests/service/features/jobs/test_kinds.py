@@ -1,4 +1,4 @@
-"""Kinds of jobs beside `explain`, which the lists of features give the jobs."""
+"""Kinds of jobs beside `explain`, which other features add."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from service.features.jobs.adapter import jobs
 from tests.service.features.jobs.apps import app_at
 from tests.service.features.jobs.desk import desk_at
 
@@ -16,7 +15,7 @@ def test_a_job_of_a_kind_that_is_gone_says_so(
 ) -> None:
     with desk_at(tmp_path) as desk:
         audit = desk.job(2, kind="audit").id
-    monkeypatch.setattr("service.app.ADAPTERS", (jobs(),))
+    monkeypatch.setattr("service.features.jobs.adapter.additions", lambda folder: [])
     with app_at(tmp_path) as client:
         known = client.get(f"/v1/jobs/{audit}").json()
         assert known["stalled"] == "this service has no jobs of the kind 'audit'"
