@@ -1,4 +1,4 @@
-"""Enumerations of requests and answers, each a named schema in openapi/openapi.json."""
+"""Enumerations that several features share, each a named schema in openapi/openapi.json."""
 
 from __future__ import annotations
 
@@ -20,53 +20,12 @@ Normalize = TypeAliasType("Normalize", Literal["minmax", "percentile", "none"])
 Size = TypeAliasType("Size", Literal["image", "model", "layer"])
 TargetScore = TypeAliasType("TargetScore", Literal["logit", "probability"])
 ExplainedNumber = TypeAliasType("ExplainedNumber", Literal["probability", "value"])
-ChannelRanking = TypeAliasType("ChannelRanking", Literal["activation", "gradient"])
-Baseline = TypeAliasType("Baseline", Literal["random", "gaussian", "edges", "uniform"])
-Replacement = TypeAliasType("Replacement", Literal["zero", "blur", "mean"])
 Better = TypeAliasType("Better", Literal["higher", "lower"])
 HeatmapEncoding = TypeAliasType("HeatmapEncoding", Literal["png", "float32"])
-
-JobState = TypeAliasType("JobState", Literal["waiting", "running", "done", "cancelled"])
-JobKind = TypeAliasType("JobKind", Literal["explain", "audit"])
-FindingKind = TypeAliasType(
-    "FindingKind",
-    Literal[
-        "too few photos",
-        "ignores the photo",
-        "looks at one place",
-        "a class looks at one place",
-        "shows the photo, not the model",
-        "hardly depends on the class",
-        "sanity not measured",
-        "no photo for grids",
-        "few photos for grids",
-        "no map",
-        "worse than a baseline",
-        "no better than a baseline",
-    ],
-)
-ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
 
 ModelKind = TypeAliasType(
     "ModelKind", Literal["classes", "segments", "detections", "value", "answers"]
 )
-# The names of `cam.ANSWER_METHODS`, which clients know without cam.
-_AnswerMethod = Literal[
-    "tam",
-    "logits",
-    "gradcam",
-    "hirescam",
-    "legrad",
-    "attnlrp",
-    "chefer",
-    "attention",
-    "rollout",
-    "occlusion",
-    "eagle",
-]
-AnswerMethodName = TypeAliasType("AnswerMethodName", _AnswerMethod)
-WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[_AnswerMethod, "auto"])
-AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 Mode = TypeAliasType("Mode", Literal["exact", "fast"])
 WantedMode = TypeAliasType("WantedMode", Literal["exact", "fast", "auto"])
 RUNTIMES: Final[dict[str, str]] = {"torch": "`torch`"} | {

@@ -28,10 +28,9 @@ from service.client.retries import Retries
 from service.client.settings import settings
 from service.client.tasks import Later, call_blocking, call_early, concurrent_map
 from service.core import model_schemas, schemas
-from service.core.choices import JobState
 from service.features.answers import schemas as answer_schemas
 from service.features.drift.schemas import DriftDescription
-from service.features.jobs.schemas import JobDocument, JobList
+from service.features.jobs.schemas import JobDocument, JobList, JobState
 
 P = TypeVar("P", bound=Photo)
 

@@ -17,11 +17,10 @@ from service.client.calls import Request
 from service.client.options import MediaType
 from service.client.retries import FAILURES, Tries
 from service.client.tasks import sleep
-from service.core.choices import JobState
 from service.core.files import written_whole
 from service.features.audit.schemas import Audit, AuditDocument
 from service.features.jobs.cluster_schemas import ClustersOfClass, JobClusters
-from service.features.jobs.schemas import Counts, ItemFacts, ItemResult, JobDocument
+from service.features.jobs.schemas import Counts, ItemFacts, ItemResult, JobDocument, JobState
 
 
 class AsyncJob:

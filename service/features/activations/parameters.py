@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator
+from typing_extensions import TypeAliasType
 
 from cam.drawing.overlay import USUAL_GALLERY
-from service.core.choices import ChannelRanking
 from service.pipeline.parameters import (
     Colormap,
     Instances,
@@ -20,6 +22,8 @@ from service.pipeline.targets import (
     TargetObject,
     object_in_text,
 )
+
+ChannelRanking = TypeAliasType("ChannelRanking", Literal["activation", "gradient"])
 
 
 class ActivationParameters(PredictParameters):

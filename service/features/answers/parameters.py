@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
+from typing_extensions import TypeAliasType
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
 from cam.drawing.overlay import USUAL
-from service.core.choices import AnswerSize, Normalize, Output, WantedAnswerMethod
+from service.core.choices import Normalize, Output
+from service.features.answers.schemas import AnswerMethod
 from service.pipeline.parameters import (
     OPACITY,
     Colormap,
@@ -24,6 +26,8 @@ from service.pipeline.targets import RegionObject, StrictModel, parsed
 # if each character takes twelve bytes there.
 Question = Annotated[str, Field(max_length=1000)]
 GivenAnswer = Annotated[str, Field(max_length=1200)]
+WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[AnswerMethod, "auto"])
+AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 
 
 class AnswerParameters(ImageParameters):

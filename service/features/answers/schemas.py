@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
 
-from service.core.choices import AnswerMethodName
+from pydantic import Field
+from typing_extensions import TypeAliasType
+
 from service.core.schemas import FailedInstance, Heatmap, Open, Overlay, Point
+
+# The names of `cam.ANSWER_METHODS`, which clients know without cam.
+AnswerMethod = Literal[
+    "tam",
+    "logits",
+    "gradcam",
+    "hirescam",
+    "legrad",
+    "attnlrp",
+    "chefer",
+    "attention",
+    "rollout",
+    "occlusion",
+    "eagle",
+]
+AnswerMethodName = TypeAliasType("AnswerMethodName", AnswerMethod)
 
 
 class Alternative(Open):

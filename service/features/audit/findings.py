@@ -15,9 +15,15 @@ from PIL import Image
 from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED, listed
 from service.core.bootstrap import outcome
-from service.core.choices import FindingKind
 from service.features.audit.plan import LEAST_PHOTOS, name_of
-from service.features.audit.schemas import ArmSummary, Audit, Finding, PhotoRecord, Place
+from service.features.audit.schemas import (
+    ArmSummary,
+    Audit,
+    Finding,
+    FindingKind,
+    PhotoRecord,
+    Place,
+)
 
 SAME_OUTPUT: Final = 1e-5
 """Largest difference of a class's probability between photos at which the model ignores them, as a

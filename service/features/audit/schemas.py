@@ -5,13 +5,32 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypeAliasType
 
-from service.core.choices import Better, FindingKind, JobKind
+from service.core.choices import Better
 from service.core.schemas import Interval, Open
-from service.features.jobs.schemas import JobDocument
+from service.features.jobs.schemas import JobDocument, JobKind
 
 Numbers = dict[str, float | None]
 """Name of a metric → value; None if the metric has no value."""
+
+FindingKind = TypeAliasType(
+    "FindingKind",
+    Literal[
+        "too few photos",
+        "ignores the photo",
+        "looks at one place",
+        "a class looks at one place",
+        "shows the photo, not the model",
+        "hardly depends on the class",
+        "sanity not measured",
+        "no photo for grids",
+        "few photos for grids",
+        "no map",
+        "worse than a baseline",
+        "no better than a baseline",
+    ],
+)
 
 
 class SimilarityRecord(Open):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
+from typing_extensions import TypeAliasType
 
 from cam.evaluation.metrics import BASELINES, DEFAULTS, MOST_SAMPLES, MOST_STEPS, PERCENTAGES
-from service.core.choices import Baseline, Replacement
 from service.pipeline.parameters import (
     ExplainInstance,
     Instances,
@@ -17,6 +17,9 @@ from service.pipeline.parameters import (
     listed,
 )
 from service.pipeline.targets import RegionObject, StrictModel, parsed
+
+Baseline = TypeAliasType("Baseline", Literal["random", "gaussian", "edges", "uniform"])
+Replacement = TypeAliasType("Replacement", Literal["zero", "blur", "mean"])
 
 
 class SentMap(StrictModel):

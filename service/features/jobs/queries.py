@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, Strict, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
+from typing_extensions import TypeAliasType
 
-from service.core.choices import ArchiveFormat, JobState
 from service.core.errors import InvalidParameter
 from service.core.pydantic_errors import mistake, range_of
+from service.features.jobs.schemas import JobState
 from service.pipeline.parameters import Parameters
 
 Query = TypeVar("Query", bound=BaseModel)
+ArchiveFormat = TypeAliasType("ArchiveFormat", Literal["zip", "parquet"])
 
 
 def _whole(sent: object) -> object:

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from service.core.choices import Fit, JobState
-from service.features.jobs.schemas import ENDED
+from service.core.choices import Fit
+from service.features.jobs.schemas import ENDED, JobState
 from service.pipeline.parameters import Parameters
 from service.pipeline.validation import validated
 

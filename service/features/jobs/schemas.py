@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field
+from typing_extensions import TypeAliasType
 
-from service.core.choices import JobKind, JobState
 from service.core.schemas import Explanation, MapFacts, Open, Prediction, ProblemDocument
 
+JobState = TypeAliasType("JobState", Literal["waiting", "running", "done", "cancelled"])
+JobKind = TypeAliasType("JobKind", Literal["explain", "audit"])
 ENDED: Final = ("done", "cancelled")
 
 

@@ -24,9 +24,9 @@ from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answ
 from service.backend.work import Running
 from service.cli.main import cli
 from service.client import Client
-from service.core.choices import AnswerMethodName
 from service.core.errors import ConfigError
 from service.features.answers import ask
+from service.features.answers.schemas import AnswerMethodName
 from service.features.answers.work import AnswerQuestion
 from service.http import reception
 from service.loading.served_model import check, load
