@@ -12,6 +12,7 @@ from service.client.explanation import Explanation
 from service.client.failures import ServiceError, UnexpectedAnswer, failure, failure_of
 from service.core import schemas
 from service.features.answers import schemas as answer_schemas
+from service.features.evaluate.schemas import EvaluateResponse, Evaluation
 from service.features.jobs.schemas import ItemFacts, ItemResult
 
 M = TypeVar("M", bound=BaseModel)
@@ -83,17 +84,14 @@ def explanations(answer: Response, asked: Mapping[str, Any]) -> list[Explanation
     return [Explanation(_sound(explanation), asked) for explanation in explanations]
 
 
-def evaluations(answer: Response) -> list[schemas.Evaluation]:
+def evaluations(answer: Response) -> list[Evaluation]:
     """Return the scores of an answer.
 
     Raises:
         ServiceError: if the service could not evaluate the photo's maps.
         UnexpectedAnswer: if the answer does not fit the schema.
     """
-    return [
-        _sound(evaluation)
-        for evaluation in parsed(schemas.EvaluateResponse, answer.body).evaluations
-    ]
+    return [_sound(evaluation) for evaluation in parsed(EvaluateResponse, answer.body).evaluations]
 
 
 def first(models: list[str]) -> str:
@@ -144,7 +142,7 @@ def answer(response: Response) -> answer_schemas.Answer:
     return _sound(found[0])
 
 
-D = TypeVar("D", schemas.Explanation, schemas.Prediction, schemas.Evaluation, answer_schemas.Answer)
+D = TypeVar("D", schemas.Explanation, schemas.Prediction, Evaluation, answer_schemas.Answer)
 
 
 def _sound(result: D | schemas.FailedInstance) -> D:

@@ -32,6 +32,7 @@ from service.client.threads import Later, call_blocking, call_early, concurrent_
 from service.core import model_schemas, schemas
 from service.features.answers import schemas as answer_schemas
 from service.features.drift.schemas import DriftDescription
+from service.features.evaluate.schemas import Evaluation
 from service.features.jobs.schemas import JobDocument, JobList, JobState
 
 P = TypeVar("P", bound=Photo)
@@ -171,7 +172,7 @@ class Client:
         judged: NDArray[np.floating[Any]] | None = None,
         model: str | None = None,
         **parameters: Unpack[EvaluateOptions],
-    ) -> list[schemas.Evaluation]:
+    ) -> list[Evaluation]:
         """How good the maps of a photo are by the metrics that are named: the scores of each map.
 
         Args:

@@ -11,9 +11,9 @@ from cam.evaluation.metrics import METRICS, Metric, MetricOptions
 from service.backend.answers import ServedAnswer
 from service.backend.interface import Listener, ModelBackend
 from service.backend.timings import Timings
-from service.core import schemas
 from service.core.errors import InvalidMap, Problem, UnsuitedMetric
 from service.features.evaluate.parameters import EvaluateParameters
+from service.features.evaluate.schemas import Evaluation
 from service.features.evaluate.sent_map import Map, map_on_input
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import region_on_input
@@ -30,7 +30,7 @@ async def evaluate(
     timings: Timings,
     progress: Listener | None = None,
     until: float | None = None,
-) -> list[schemas.Evaluation]:
+) -> list[Evaluation]:
     """Return the JSON schema objects of the scores of each map of one image, which the service
     makes or the caller has sent.
 
@@ -60,7 +60,7 @@ async def evaluate(
         prompts_of(instance),
     )
     return [
-        schemas.Evaluation(
+        Evaluation(
             instance=instance.index,
             id=instance.id,
             method=explanation.method if judged is None else None,

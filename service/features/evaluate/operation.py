@@ -6,9 +6,10 @@ import json
 from typing import Final
 
 from service.backend.interface import Listener
-from service.core.schemas import TINY_PNG, EvaluateResponse, Evaluation
+from service.core.schemas import TINY_PNG
 from service.features.evaluate.judge import evaluate
 from service.features.evaluate.parameters import EvaluateParameters, EvaluateRequest
+from service.features.evaluate.schemas import EvaluateResponse, Evaluation
 from service.features.evaluate.summary import summarise
 from service.features.explain.operation import limit_maps
 from service.http.contract import worked_example

@@ -9,15 +9,16 @@ import numpy as np
 
 from cam.evaluation.metrics import METRICS, harmonic
 from cam.evaluation.verdict import COMPARED, in_words
-from service.core import schemas
 from service.core.bootstrap import interval, outcome
+from service.core.schemas import Score
+from service.features.evaluate.schemas import Evaluation, EvaluationSummary, MeanScore
 
 PARTS: Final = ("coherency", "complexity", "confidence_drop")
 
 
-def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.EvaluationSummary]:
+def summarise(evaluations: Iterable[Evaluation]) -> list[EvaluationSummary]:
     """Return the means over several images, for each method and layer."""
-    groups: dict[tuple[str | None, str | None], list[schemas.Evaluation]] = {}
+    groups: dict[tuple[str | None, str | None], list[Evaluation]] = {}
     for evaluation in evaluations:
         groups.setdefault((evaluation.method, evaluation.layer), []).append(evaluation)
     sentences = []
@@ -33,14 +34,12 @@ def summarise(evaluations: Iterable[schemas.Evaluation]) -> list[schemas.Evaluat
         if all(name in scores for name in PARTS) or "adcc" in scores:
             of_means = _adcc_of_means(members)
         sentences.append(
-            schemas.EvaluationSummary(
-                method=method, layer=layer, scores=scores, adcc_of_means=of_means
-            )
+            EvaluationSummary(method=method, layer=layer, scores=scores, adcc_of_means=of_means)
         )
     return sentences
 
 
-def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | None:
+def _mean(metric: str, scores: Sequence[Score]) -> MeanScore | None:
     mean = interval([score.value for score in scores])
     if mean is None:
         return None
@@ -49,7 +48,7 @@ def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | N
         others = [value for score in scores if (value := score.baselines.get(name)) is not None]
         if others:
             baselines[name] = float(np.mean(others))
-    return schemas.MeanScore(
+    return MeanScore(
         value=mean.mean,
         low=mean.low,
         high=mean.high,
@@ -59,7 +58,7 @@ def _mean(metric: str, scores: Sequence[schemas.Score]) -> schemas.MeanScore | N
     )
 
 
-def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
+def _mean_verdict(metric: str, scores: Sequence[Score]) -> str | None:
     """Return how maps of several images compare with the baselines, image by image."""
     better, told = METRICS[metric].better, {}
     for name in COMPARED:
@@ -69,7 +68,7 @@ def _mean_verdict(metric: str, scores: Sequence[schemas.Score]) -> str | None:
     return in_words(told)
 
 
-def _adcc_of_means(members: Sequence[schemas.Evaluation]) -> float | None:
+def _adcc_of_means(members: Sequence[Evaluation]) -> float | None:
     """Return the harmonic mean of the parts' means over the maps that have all three."""
     rows = []
     for member in members:

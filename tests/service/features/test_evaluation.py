@@ -21,6 +21,7 @@ from service.core.bootstrap import interval
 from service.core.errors import InvalidMap
 from service.features.evaluate.judge import options_of
 from service.features.evaluate.parameters import EvaluateParameters
+from service.features.evaluate.schemas import Evaluation
 from service.features.evaluate.sent_map import map_on_input
 from service.features.evaluate.summary import summarise
 from service.models.preprocessing import ModelInput
@@ -333,7 +334,7 @@ def test_the_mean_of_adcc_and_the_adcc_of_means() -> None:
         parts = {"coherency": coherency, "complexity": complexity, "confidence_drop": drop}
         value = 3 / (1 / coherency + 1 / (1 - complexity) + 1 / (1 - drop))
         score = schemas.Score(value=value, better="higher", convention="", details=parts)
-        return schemas.Evaluation(
+        return Evaluation(
             instance=instance,
             method="gradcam",
             layer="a",
@@ -368,7 +369,7 @@ def test_several_photos_are_compared_photo_by_photo(
 
     target = schemas.ExplainedTarget.model_construct(score=0.0)
     evaluations = [
-        schemas.Evaluation.model_construct(
+        Evaluation.model_construct(
             instance=number,
             method="gradcam",
             layer="l",
