@@ -98,14 +98,6 @@ class Metrics:
             "Workers that were replaced because they, or their process, hung or ended",
             ["model"],
         )
-        self.jobs = gauge("gradcam_jobs", "Unfinished jobs, by state: waiting, running", ["state"])
-        self.job_items = counter(
-            "gradcam_job_items",
-            "Images of jobs that are finished, by outcome: done, failed",
-            ["outcome"],
-        )
-        for outcome in ("done", "failed"):  # a rate has a start only if the series is there before
-            self.job_items.labels(outcome=outcome)
         self.build_info = gauge(
             "gradcam_build_info",
             "1, with the versions of the service and of Python",

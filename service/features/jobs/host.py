@@ -28,6 +28,7 @@ from service.features.jobs.janitor import Janitor, enlisted
 from service.features.jobs.job_files import Folder
 from service.features.jobs.leases import Store
 from service.features.jobs.listing import Listing
+from service.features.jobs.metrics import JobMetrics
 from service.features.jobs.records import Job
 from service.features.jobs.results import ResultStore
 from service.features.jobs.runner import Runner
@@ -98,6 +99,7 @@ class Jobs:
     def __init__(self, parts: AppParts, kinds: Sequence[KindOfJob]) -> None:
         self._parts, self.settings = parts, parts.settings_of(JobSettings)
         self._kinds = {kind.name: kind for kind in (EXPLAIN, *kinds)}
+        parts.metrics.own(JobMetrics)  # the series are there from the start
         self._scope = AsyncExitStack()
         self._place: JobService | None = None
         self._opening: asyncio.Task[None] | None = None

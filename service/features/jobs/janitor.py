@@ -17,6 +17,7 @@ from service.core.pool import Pool
 from service.features.jobs.job_files import Folder
 from service.features.jobs.leases import LEASE_SECONDS, Store
 from service.features.jobs.listing import Listing
+from service.features.jobs.metrics import JobMetrics
 from service.features.jobs.runner import Runner
 
 BEAT_SECONDS: Final = LEASE_SECONDS / 4
@@ -86,7 +87,7 @@ class Janitor:
         self._pool = pool
         self._retention_seconds = retention_seconds
         self._clear_up = clear_up
-        self._metrics = metrics
+        self._metrics = metrics.own(JobMetrics)
         self._heard = self._steady = monotonic()
         """Time of the latest heartbeat, and of the first one since the database was unreachable."""
         self._duties: list[asyncio.Task[None]] = []

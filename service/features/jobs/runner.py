@@ -22,6 +22,7 @@ from service.core.pool import Pool
 from service.features.jobs.executor import ItemExecutor, Withdrawn
 from service.features.jobs.job_files import Folder
 from service.features.jobs.leases import Store
+from service.features.jobs.metrics import JobMetrics
 from service.features.jobs.records import Leased
 from service.limits.admission import Admission
 from service.pipeline.resolve import takes_many_passes
@@ -80,7 +81,7 @@ class Runner:
         self._manager = manager
         self._admission = admission
         self._pool = pool
-        self._metrics = metrics
+        self._metrics = metrics.own(JobMetrics)
         self._wake = asyncio.Event()
         self._in_flight = InFlight()
         self._executor = executor
@@ -277,7 +278,7 @@ class Runner:
 
         if await self._pool.run(keep):
             outcome = "failed" if isinstance(result, Problem) else "done"
-            self._metrics.job_items.labels(outcome=outcome).inc()
+            self._metrics.items.labels(outcome=outcome).inc()
         self.stalled = None
 
     async def _release(self, leased: Leased, *, blamed: Blamed | None = None) -> None:
