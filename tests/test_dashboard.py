@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from service.core.metrics import SECONDS, Metrics
-from service.core.tracing import PROBES
 from service.features.drift.metrics import DriftMetrics
+from service.features.open_inference import adapter as open_inference
+from service.http.about import PROBES
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "deploy" / "grafana.json"
@@ -193,7 +194,8 @@ def alerts() -> list[dict[str, Any]]:
 
 def test_probes_and_scrapes_are_no_requests(board: dict[str, Any]) -> None:
     """Neither of the dashboard nor of an alert; what callers ask for is counted."""
-    probes = {*PROBES, "/v2/models/{model}/ready", "/v2/models/{model}/versions/{version}/ready"}
+    of_v2 = ("/v2/models/{model}/ready", "/v2/models/{model}/versions/{version}/ready")
+    probes = {*PROBES, *open_inference.PROBES, *of_v2}
     asked = [*expressions(panels(board)), *(rule["expr"] for rule in alerts())]
     found = [
         (name, selector)

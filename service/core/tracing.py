@@ -13,8 +13,6 @@ Span = Callable[..., None]
 """Function of (name, begun, ended, **attributes), with times in nanoseconds since 1970."""
 
 _tracer: Any = None
-PROBES = ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready")
-"""Routes that monitoring asks every few seconds."""
 
 
 def _nothing(name: str, begun: int, ended: int, **attributes: int) -> None:
@@ -34,7 +32,7 @@ def recorded_by(tracer: Any) -> Iterator[None]:
 
 @contextmanager
 def request_span(
-    method: str, path: str, headers: list[tuple[bytes, bytes]]
+    method: str, headers: list[tuple[bytes, bytes]], *, is_probe: bool = False
 ) -> Iterator[Callable[..., None]]:
     """Open the span of a request, as a child of the span that its `traceparent` header names.
     Probes have none: they come every few seconds, and would hide the requests.
@@ -42,7 +40,7 @@ def request_span(
     Yields:
         A function (route, status, request_id) → None, to be called when these are known.
     """
-    if _tracer is None or path in PROBES:
+    if _tracer is None or is_probe:
         yield lambda route, status, request_id: None
         return
     from opentelemetry.trace import SpanKind

@@ -14,6 +14,8 @@ from service.http.access import needs
 from service.http.contract import answers
 from service.pipeline.json_records import describe_input
 
+PROBES = ("/healthz", "/readyz", "/metrics")
+"""Routes that monitoring asks every few seconds."""
 OF_A_MODEL = (401, 404, 424, 503)
 """Statuses of the errors of routes that describe one model."""
 

@@ -78,6 +78,10 @@ class Added:
             administrate.
         state: entries of the app's `state`, for whoever holds the app.
         security_schemes: the ways to send what identifies a caller, as OpenAPI describes them.
+        probes: its routes that monitoring asks every few seconds. They have no trace, and a line in
+            the log only if it shows all details.
+        plain: what its paths begin with, if their clients read `error` of a problem document only
+            where the media type is plain JSON.
         tags: the names of groups of its routes in OpenAPI, with a sentence about each.
         max_streamed_bytes: maximum bytes of a body that a route of the adapter writes to the disk
             as it arrives.
@@ -94,6 +98,8 @@ class Added:
     identify: Identify | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     security_schemes: Mapping[str, Any] = field(default_factory=dict)
+    probes: Sequence[str] = ()
+    plain: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     max_streamed_bytes: int = 0
 

@@ -30,7 +30,7 @@ from service.core.errors import ConfigError, MalformedRequest, Problem, UnknownR
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.core.threads import one_each
-from service.http.about import make_about_router
+from service.http.about import PROBES, make_about_router
 from service.http.access import AccessTable, needs
 from service.http.adapter import Adapter, Added, AppParts, Middleware
 from service.http.answers import problem_response
@@ -185,13 +185,19 @@ def make_app(
         max_streamed_bytes=max((added.max_streamed_bytes for added in additions), default=0),
         metrics=metrics,
     )
+    observe = partial(
+        ObserveRequests,
+        metrics=metrics,
+        probes={*PROBES, *chain.from_iterable(added.probes for added in additions)},
+        plain=tuple(chain.from_iterable(added.plain for added in additions)),
+    )
     layers: Sequence[Middleware] = (  # from the innermost to the outermost
         (Prefixed, {}),
         (AnswerHead, {}),
         (limit_body, {}),
         (Guarded, {"guard": guard, "metrics": metrics}),
         *chain.from_iterable(added.inner for added in additions),
-        (ObserveRequests, {"metrics": metrics}),
+        (observe, {}),
         *chain.from_iterable(added.middleware for added in additions),
         (Deliver, {"metrics": metrics}),
     )

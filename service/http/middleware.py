@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Collection
 from time import monotonic, perf_counter
 from typing import Final
 from uuid import uuid4
@@ -24,7 +25,7 @@ from service.core.errors import (
     unexpected,
 )
 from service.core.metrics import Metrics
-from service.core.tracing import PROBES, request_span
+from service.core.tracing import request_span
 from service.http.encodings import Decoded
 from service.limits.body_budget import BodyBudget
 
@@ -42,9 +43,6 @@ METHOD_NOT_ALLOWED = 405
 CONVERTER = re.compile(r":\w+\}")
 """The name of the converter in a route's parameter, such as `:model}`: no part of the address."""
 OF_ENCODED: Final = (b"content-encoding", b"content-length")
-PLAIN = "/v2"
-"""Addresses of the Open Inference Protocol. Its clients read `error` of a problem document if the
-media type is plain JSON."""
 SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -60,12 +58,21 @@ class ObserveRequests:
     gets a 503. A caller's own `X-Request-ID` is kept if it is harmless in a log line.
 
     `told` in the scope's state takes what inner layers tell of the request, for its line in the
-    log: `model`, `images`, `methods`, `problem`, and `timings`.
+    log: `model`, `images`, `methods`, `problem`, and `timings`. `is_probe` says whether monitoring
+    asks.
+
+    Args:
+        probes: routes that monitoring asks every few seconds: see `Added`.
+        plain: what the paths begin with whose problems are plain JSON: see `Added`.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, probes: Collection[str], plain: tuple[str, ...]
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._probes = probes
+        self._plain = plain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,7 +80,9 @@ class ObserveRequests:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if HARMLESS.match(given) else str(uuid4())
-        scope.setdefault("state", {}).update(request_id=request_id, told={})
+        is_probe = scope["path"] in self._probes
+        state = {"request_id": request_id, "told": {}, "is_probe": is_probe}
+        scope.setdefault("state", {}).update(state)
         started = perf_counter()
         status = 0
 
@@ -83,7 +92,8 @@ class ObserveRequests:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if scope["path"].startswith(PLAIN) and headers.get("content-type") == PROBLEM_JSON:
+                is_problem = headers.get("content-type") == PROBLEM_JSON
+                if is_problem and scope["path"].startswith(self._plain):
                     headers["Content-Type"] = "application/json"
                 for name, value in SECURITY.items():
                     headers.setdefault(name, value)
@@ -91,7 +101,7 @@ class ObserveRequests:
 
         with (
             structlog.contextvars.bound_contextvars(request_id=request_id),
-            request_span(scope["method"], scope["path"], scope["headers"]) as tell,
+            request_span(scope["method"], scope["headers"], is_probe=is_probe) as tell,
         ):
             try:
                 await self._app(scope, receive, send_named)
@@ -125,7 +135,7 @@ class ObserveRequests:
         method = scope["method"] if answered else "any"  # callers may invent methods
         self._metrics.requests.labels(route=route, method=method, status=str(status)).inc()
         self._metrics.request_seconds.labels(route=route).observe(seconds)
-        level = logging.DEBUG if route in PROBES else logging.INFO
+        level = logging.DEBUG if route in self._probes else logging.INFO
         state = scope["state"]
         named = state.get("model") or scope.get("path_params", {}).get("model", "")
         more = {"key": state.get("key"), "model": HARMLESS.match(named) and named, **state["told"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from typing import Final
 
 from service.features.administration.routes import AdministrationRoutes
 from service.features.open_inference.inference import Inference
@@ -15,6 +16,8 @@ from service.features.open_inference.settings import OpenInferenceSettings
 from service.features.open_inference.statistics import AnswerCounts
 from service.http.adapter import Added, AppParts
 from service.http.guard import Guard
+
+PROBES: Final = ("/v2/health/live", "/v2/health/ready")
 
 
 def v2(parts: AppParts) -> Added:
@@ -42,4 +45,9 @@ def v2(parts: AppParts) -> Added:
 
     routes = OpenInferenceRoutes(inference, parts.reception, manager, statistics)
     router = make_open_inference_router(routes, repository)
-    return Added([router], running=grpc if settings.grpc_port else None)
+    return Added(
+        [router],
+        running=grpc if settings.grpc_port else None,
+        probes=PROBES,
+        plain=("/v2",),
+    )

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.core.errors import Forbidden, Misdirected
 from service.core.metrics import Metrics
-from service.core.tracing import PROBES
 from service.http.middleware import HOST
 
 READING: Final = ("GET", "HEAD", "OPTIONS")
@@ -48,7 +47,7 @@ class Origins:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            if scope["path"] not in PROBES:  # monitoring asks them under any name of the machine
+            if not scope["state"]["is_probe"]:  # monitoring asks them under any name of the machine
                 for host in headers.getlist("host"):
                     self._judge_host(host)
             if scope["method"] not in READING:

@@ -116,7 +116,7 @@ def times(span: ReadableSpan) -> tuple[int, int]:
 
 def test_probes_are_no_spans(client: TestClient, spans: InMemorySpanExporter) -> None:
     with traced(spans) as found:
-        for path in ("/healthz", "/readyz", "/metrics"):
+        for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"):
             assert client.get(path).status_code == 200
         assert client.get("/v1/models").status_code == 200
     assert [span.name for span in server_spans(found)] == ["GET /v1/models"]
