@@ -92,7 +92,8 @@ def make_app(
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     counts = counts or LocalCounts()
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
-    pipeline = make_pipeline(settings, metrics, counts)
+    asking = next((each.name for each in operations if each.parameters.asks), None)
+    pipeline = make_pipeline(settings, metrics, counts, asking)
 
     def warmed(model: str) -> float:
         try:

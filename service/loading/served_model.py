@@ -212,7 +212,7 @@ def _answering(entry: ModelEntry, answering: Answering) -> ServedModel:
     device, dtype = _device(entry), getattr(torch, entry.dtype)
     model = answering(device, dtype)
     size, reading = OWN_PROCESSOR, Reading(None, "none")
-    why = "the model answers questions: ask it by :answer, whose maps are those of words"
+    why = "the model answers questions, and its maps are those of words"
     plain = entry.model_copy(update={"runtime": None})  # PyTorch, whatever is asked for
     fingerprint = fingerprint_of(plain, model.model, size, "", Labels.of(()), reading)
     audited = _audited(entry, fingerprint, (), ANSWER_METHODS)

@@ -91,6 +91,7 @@ class Pipeline:
         counts: the counts of the whole service. By default, only this process is counted.
         fitting: takes the number of images in a full batch of a model, and returns the number of
             ordinary photos that fit even if `pixel_budget` is smaller.
+        asking: name of the operation that asks models questions, if there is one.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Pipeline:
         metrics: Metrics,
         counts: ServiceCounts | None = None,
         fitting: Callable[[int], int] = lambda batch: 0,
+        asking: str | None = None,
     ) -> None:
         self.max_pixels = max_pixels
+        self._asking = asking
         self._fitting = fitting
         self.metrics = metrics
         self.few_at_once = asyncio.Semaphore(OBSERVED_AT_ONCE)
@@ -267,7 +270,7 @@ class Pipeline:
         """
         budget = self._budgets[priority]
         budget.fit(self._fitting(model.max_batch))
-        _require_kind(model, instance)
+        self._require_kind(model, instance)
 
         def open_photo() -> EncodedPhoto:
             if isinstance(instance.image, Problem):
@@ -286,6 +289,22 @@ class Pipeline:
             with timings.phase("room", self.metrics):
                 pool = await scope.enter_async_context(budget.hold(encoded.pixels, model.name))
             yield encoded, pool
+
+    def _require_kind(self, model: ModelInfo, instance: Instance[P]) -> None:
+        """Check that a model that answers questions is asked a question, and that any other model
+        is not.
+
+        Raises:
+            UnsuitedModel: if the request does not suit the model.
+        """
+        if model.answers != instance.parameters.asks:
+            where = f"; ask it at :{self._asking}" if self._asking else ""
+            raise UnsuitedModel(
+                f"model {model.name!r} answers questions about photos{where}"
+                if model.answers
+                else f"model {model.name!r} answers no questions, but predicts {model.kind}; only "
+                "vision–language models are asked questions"
+            )
 
     async def explained(
         self,
@@ -494,22 +513,6 @@ class Pipeline:
         return tuple(targets)
 
 
-def _require_kind(model: ModelInfo, instance: Instance[P]) -> None:
-    """Check that a model that answers questions is asked a question, and that any other model is
-    not.
-
-    Raises:
-        UnsuitedModel: if the request does not suit the model.
-    """
-    if model.answers != instance.parameters.asks:
-        raise UnsuitedModel(
-            f"model {model.name!r} answers questions about photos; ask it at :answer"
-            if model.answers
-            else f"model {model.name!r} answers no questions, but predicts {model.kind}; :answer "
-            "is for vision–language models"
-        )
-
-
 def asked_model_of(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
     """Return the model. If the instance has prompts, they are the model's classes.
 
@@ -553,9 +556,12 @@ def _has_quick_header(image: object) -> bool:
 
 
 def make_pipeline(
-    settings: CoreSettings, metrics: Metrics, counts: ServiceCounts | None = None
+    settings: CoreSettings,
+    metrics: Metrics,
+    counts: ServiceCounts | None = None,
+    asking: str | None = None,
 ) -> Pipeline:
-    """Make a pipeline with the limits of the settings."""
+    """Make a pipeline with the limits of the settings: see `Pipeline`."""
     return Pipeline(
         max_pixels=settings.max_pixels,
         pixel_budget=settings.pixel_budget,
@@ -563,4 +569,5 @@ def make_pipeline(
         metrics=metrics,
         counts=counts,
         fitting=partial(settings.fitting, "pixel_budget"),
+        asking=asking,
     )
