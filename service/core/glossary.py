@@ -111,17 +111,6 @@ TERMS: Final = {
     ),
     "map_height": "Number of rows of the map.",
     "map_width": "Number of columns of the map.",
-    "used": (
-        "In the table of `gradcam batch`: what the model used. This is the contribution of each "
-        "channel of the layer to `target_score`, Σ A_k ∂y/∂A_k over the positions, as "
-        "little-endian float16; the report groups photos by it. Absent for methods without a "
-        "gradient at the layer or of many passes, and for fused maps."
-    ),
-    "picture": (
-        "The picture's path below the output folder; absent if none was drawn, and in a job's "
-        "file, which has `overlay` instead."
-    ),
-    "overlay": "The picture itself, a PNG, if the job's `output` asks for one.",
     "passes": (
         "For scorecam, sscam, iscam, ablationcam, rise and drise: `made` is the number of passes "
         "that were made, `of` the number that the formula needs (for methods of channels: the "

@@ -87,9 +87,9 @@ class CoreSettings(BaseModel):
     max_bodies_bytes: int = Field(
         250_000_000,
         ge=1,
-        description="largest number of bytes in memory for all request bodies (including the parts "
-        "of jobs that are not on the disk yet) and for the numbers and pictures of answers; above "
-        "this limit requests get a 503",
+        description="largest number of bytes in memory for all request bodies (of a body that goes "
+        "to the disk, the parts that are not there yet) and for the numbers and pictures of "
+        "answers; above this limit requests get a 503",
     )
     pixel_budget: int = Field(
         100_000_000,

@@ -12,6 +12,21 @@ import pyarrow as pa
 from service.core.glossary import TERMS
 from service.features.tables.rows import Row
 
+OWN_TERMS: Final = {
+    "used": (
+        "In the table of `gradcam batch`: what the model used. This is the contribution of each "
+        "channel of the layer to `target_score`, Σ A_k ∂y/∂A_k over the positions, as "
+        "little-endian float16; the report groups photos by it. Absent for methods without a "
+        "gradient at the layer or of many passes, and for fused maps."
+    ),
+    "picture": (
+        "The picture's path below the output folder; absent if none was drawn, and in a job's "
+        "file, which has `overlay` instead."
+    ),
+    "overlay": "The picture itself, a PNG, if the job's `output` asks for one.",
+}
+"""Columns that answers have not → their definitions: see `TERMS`."""
+
 TYPES: Final[dict[Any, pa.DataType]] = {
     str: pa.string(),
     bytes: pa.binary(),
@@ -25,7 +40,8 @@ TYPES: Final[dict[Any, pa.DataType]] = {
 
 
 def _column(name: str, kind: Any) -> pa.Field:
-    told = TERMS.get(name) or TERMS[name.rpartition("_")[0]]  # peak_x is described by peak
+    terms = TERMS | OWN_TERMS
+    told = terms.get(name) or terms[name.rpartition("_")[0]]  # peak_x is described by peak
     nullable = type(None) in get_args(kind)
     type_ = TYPES[get_args(kind)[0] if nullable else kind]
     return pa.field(name, type_, nullable, {"description": told})
@@ -33,7 +49,7 @@ def _column(name: str, kind: Any) -> pa.Field:
 
 _OF_ROW = get_type_hints(Row)
 SCHEMA: Final = pa.schema([_column(each.name, _OF_ROW[each.name]) for each in fields(Row)])
-"""`service.core.glossary` says what each column is."""
+"""`TERMS` and `OWN_TERMS` say what each column is."""
 
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
