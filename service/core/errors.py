@@ -22,7 +22,7 @@
   - 500 InternalError         a defect of the service
   - 503 Unavailable, OutOfMemory, Overloaded  with Retry-After
   - 504 DeadlineExceeded
-  - 507 InsufficientStorage   the disk is full, or the jobs' share of it
+  - 507 InsufficientStorage   the disk is full, or a feature's share of it
 
 A feature may add problems of its own. `ConfigError` is not an answer: it is a mistake in the
 settings or in models.toml, with which the service does not start.
@@ -302,12 +302,6 @@ class UnsuitedMetric(Problem):
     status = 422
     parameter = "metrics"
     title = "The map cannot be judged by that metric"
-
-
-class InvalidMap(Problem):
-    status = 422
-    parameter = "map"
-    title = "The map cannot be judged"
 
 
 class InvalidRegion(Problem):

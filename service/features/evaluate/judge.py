@@ -11,10 +11,10 @@ from cam.evaluation.metrics import METRICS, Metric, MetricOptions
 from service.backend.answers import ServedAnswer
 from service.backend.interface import Listener, ModelBackend
 from service.backend.timings import Timings
-from service.core.errors import InvalidMap, Problem, UnsuitedMetric
+from service.core.errors import Problem, UnsuitedMetric
 from service.features.evaluate.parameters import EvaluateParameters
 from service.features.evaluate.schemas import Evaluation
-from service.features.evaluate.sent_map import Map, map_on_input
+from service.features.evaluate.sent_map import InvalidMap, Map, map_on_input
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import region_on_input
 from service.pipeline.evaluation import describe_scores, require_suited

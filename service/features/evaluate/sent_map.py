@@ -11,12 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from service.core.errors import InvalidMap, Problem
+from service.core.errors import Problem
 from service.models.preprocessing import ModelInput
 from service.pipeline.images import decode_base64
 
 Map = NDArray[np.float32]
 MOST_BYTES: Final = 400_000_000
+
+
+class InvalidMap(Problem):
+    status = 422
+    parameter = "map"
+    title = "The map cannot be judged"
 
 
 def map_on_input(b64: str, photo: Image.Image, seen: ModelInput) -> Map:

@@ -18,11 +18,10 @@ from cam.drawing.placement import Box
 from cam.evaluation.metrics import MetricOptions, Score
 from service.core import schemas
 from service.core.bootstrap import interval
-from service.core.errors import InvalidMap
 from service.features.evaluate.judge import options_of
 from service.features.evaluate.parameters import EvaluateParameters
 from service.features.evaluate.schemas import Evaluation
-from service.features.evaluate.sent_map import map_on_input
+from service.features.evaluate.sent_map import InvalidMap, map_on_input
 from service.features.evaluate.summary import summarise
 from service.models.preprocessing import ModelInput
 from service.pipeline.evaluation import describe_scores
