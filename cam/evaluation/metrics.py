@@ -163,6 +163,9 @@ class Metric:
     options: tuple[str, ...] = ()
     """Names of the options that have an effect."""
     needs: Literal["region", "completeness"] | None = None
+    faithfulness: bool = False
+    """Whether the value tells whether the map shows what the model uses, so that audits compare
+    methods by it."""
     without: str = "the map is constant"
     """Why it has no value for some maps, where its function returns None."""
 
@@ -277,6 +280,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             forwards=_points("insertion"),
             options=("steps", "insertion_from"),
             function="cam.evaluation.curves:insertion",
+            faithfulness=True,
         ),
         Metric(
             "deletion",
@@ -286,6 +290,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             forwards=_points("deletion"),
             options=("steps", "deletion_to"),
             function="cam.evaluation.curves:deletion",
+            faithfulness=True,
         ),
         Metric(
             "road",
@@ -296,6 +301,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             forwards=_shares("most", "least"),
             options=("percentages",),
             function="cam.evaluation.road:road",
+            faithfulness=True,
         ),
         Metric(
             "road_morf",
@@ -305,6 +311,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             forwards=_shares("most"),
             options=("percentages",),
             function="cam.evaluation.road:road_morf",
+            faithfulness=True,
         ),
         Metric(
             "road_lerf",
@@ -314,6 +321,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             forwards=_shares("least"),
             options=("percentages",),
             function="cam.evaluation.road:road_lerf",
+            faithfulness=True,
         ),
         Metric(
             "confidence_drop",
@@ -322,6 +330,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             lambda options: f"{_POPPI}: max(0, y − o) / y of the probabilities; {_MASKED}",
             forwards=lambda options, pixels: {"masked": 1},
             function="cam.evaluation.masking:confidence_drop",
+            faithfulness=True,
         ),
         Metric(
             "confidence_increase",
@@ -330,6 +339,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             lambda options: f"{_POPPI}: 1 if y < o, else 0; {_MASKED}",
             forwards=lambda options, pixels: {"masked": 1},
             function="cam.evaluation.masking:confidence_increase",
+            faithfulness=True,
         ),
         Metric(
             "coherency",
@@ -366,6 +376,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             maps=lambda options: 1,
             function="cam.evaluation.masking:adcc",
             sharing="again",
+            faithfulness=True,
         ),
         Metric(
             "arcc",
@@ -383,6 +394,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             maps=lambda options: 1,
             function="cam.evaluation.masking:arcc",
             sharing="again",
+            faithfulness=True,
         ),
         Metric(
             "sensitivity",
@@ -417,6 +429,7 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             forwards=lambda options, pixels: {SQUARES: options.squares},
             options=("squares", "scale_free"),
             function="cam.evaluation.perturbation:infidelity",
+            faithfulness=True,
         ),
         Metric(
             "stability",

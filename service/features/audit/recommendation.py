@@ -29,10 +29,7 @@ FEW: Final = 5
 of a percentage."""
 ROUNDING: Final = 1e-5
 """Largest difference between two values that may come from rounding in float32."""
-FAITHFULNESS: Final = (
-    *("insertion", "deletion", "road", "road_morf", "road_lerf", "confidence_drop"),
-    *("confidence_increase", "adcc", "arcc", "infidelity"),
-)
+FAITHFULNESS: Final = tuple(name for name, metric in METRICS.items() if metric.faithfulness)
 """Metrics that tell whether the map shows what the model uses."""
 Points = NDArray[np.float64]
 

@@ -30,6 +30,7 @@ MINE = Metric(
     lambda options: "mean of the map",
     heat,
     forwards=lambda options, pixels: {"mine": 1},
+    faithfulness=True,
     without="there is no heat",
 )
 TWIN = MINE
@@ -42,6 +43,7 @@ from tests.cam.nets import images, small
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     from cam import METRICS, evaluate
+from service.features.audit.recommendation import FAITHFULNESS
 from service.pipeline.parameters import Parameters
 model, (image,) = small(), images(1)
 map_ = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -49,7 +51,7 @@ mine = evaluate(model, image, map_, metrics=["mine"])["mine"]
 extent = evaluate(model, image, np.arange(64.0).reshape(8, 8), metrics=["extent"])["extent"]
 none = evaluate(model, image, 0 * map_, metrics=["mine"])["mine"]
 print(json.dumps({
-    "names": list(METRICS),
+    "names": list(METRICS), "compared": FAITHFULNESS[-1:], "less": "extent" in FAITHFULNESS,
     "told": [str(each.message) for each in told if "left out" in str(each.message)],
     "value": mine.value, "details": dict(mine.details), "baselines": list(mine.baselines),
     "chance": len(mine.chance), "without": [none.value, none.warning],
@@ -84,3 +86,5 @@ def test_a_metric_of_a_package_is_scored_and_can_be_asked_for(tmp_path: Path) ->
     assert said["chance"] == 59
     assert said["without"] == [None, "there is no heat"]
     assert said["asked"] == ["mine"]
+    assert said["compared"] == ["mine"]
+    assert not said["less"]
