@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
 
+from cam.errors import NothingDetected
 from service.backend.watch import MakeWatch, Watch
 from service.core.disk_cache import OFF, DiskCache
 from service.core.errors import ConfigError, one_line
@@ -219,9 +220,15 @@ class ModelLifecycle:
         try:
             await engine.warm()
             self._chosen.setdefault(_kind(copy), {})["runtime"] = engine.runtime
-        except Exception:  # on cancellation, `leave` closes the engine, within a time limit
+        except Exception as error:  # on cancellation, `leave` closes it, within a time limit
             await self._open.pop(engine).aclose()
-            raise
+            if not isinstance(error, NothingDetected):
+                raise
+            raise self.entry.mistake(
+                "min_score",
+                f"{error}, a drawing that warms it up; set a lower one, such as 0.001, or one of "
+                "the module itself if it leaves boxes out",
+            ) from None
         return engine
 
     def _load(self, copy: ModelEntry) -> tuple[ServedModel, PrepareFastPath | None]:

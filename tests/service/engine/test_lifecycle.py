@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from service.core.disk_cache import DiskCache
-from service.core.errors import Problem
+from service.core.errors import ConfigError, Problem
 from service.core.metrics import Metrics
 from service.engine import lifecycle as place
 from service.engine.engine import Engine
@@ -81,6 +81,21 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
         assert workers() <= before, "those that failed are gone"
     assert sum("cannot be replaced" in record.message for record in caplog.records) == 3
     assert sum("it is replaced" in record.message for record in caplog.records) == 1
+
+
+async def test_a_detector_that_finds_nothing_in_the_warm_up_is_told_what_to_set() -> None:
+    entry = ModelEntry(
+        name="strict",
+        source="factory:tests.service.factories:yolo",
+        detections="yolov8",
+        input_size=64,
+        min_score=0.9999,
+        device="cpu",
+    )
+    said = r"^model 'strict': key 'min_score': the model detects nothing in this image, .* 0\.001"
+    with pytest.raises(ConfigError, match=said):
+        async with watched(entry):
+            raise AssertionError("it is ready")
 
 
 async def test_who_subscribes_is_told_of_each_change() -> None:
