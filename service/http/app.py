@@ -31,7 +31,7 @@ from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.http.about import PROBES, make_about_router
-from service.http.access import AccessTable, needs
+from service.http.access import AccessTable, Identify, needs
 from service.http.adapter import Adapter, Added, AppParts, Middleware
 from service.http.answers import problem_response
 from service.http.contract import gather_components
@@ -85,7 +85,7 @@ def make_app(
             processing jobs.
 
     Raises:
-        ConfigError: if callers should be identified, and no adapter does it.
+        ConfigError: if callers should be identified, and no adapter does it, or if several do.
     """
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
@@ -134,8 +134,9 @@ def make_app(
         shared,
         is_first,
     )
-    additions = [added for adapter in adapters if (added := adapter(parts))]
-    identify = next((added.identify for added in additions if added.identify), None)
+    made = [(adapter, added) for adapter in adapters if (added := adapter(parts))]
+    additions = [added for _, added in made]
+    identify = _identify(made)
     if settings.identifies_callers() and identify is None:
         raise ConfigError("a setting asks for keys of callers, and no feature here reads them")
     reception.fetch = next((added.fetch for added in additions if added.fetch), fetch_none)
@@ -222,6 +223,17 @@ def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]
     for route in app.routes:  # FastAPI's own, of the documentation
         needs("read")(getattr(route, "endpoint", None) or getattr(route, "app"))  # noqa: B009
     return app
+
+
+def _identify(made: Sequence[tuple[Adapter, Added]]) -> Identify | None:
+    """Return what identifies callers. Of two, one would be ignored without a word."""
+    found = [(adapter, added.identify) for adapter, added in made if added.identify]
+    if len(found) > 1:
+        names = " and ".join(
+            f"{adapter.__module__}.{getattr(adapter, '__name__', adapter)}" for adapter, _ in found
+        )
+        raise ConfigError(f"{names} identify callers, and only one adapter may; leave one out")
+    return found[0][1] if found else None
 
 
 def _failure(additions: Sequence[Added]) -> ConfigError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from service.core.errors import (
 )
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
+from service.features.keys.adapter import keys
 from service.http.access import AccessTable, Caller, Identify, needs
+from service.http.adapter import Added, AppParts
 from service.http.guard import Guard
 from service.limits.admission import Admission
 from service.limits.counters import LocalCounts
@@ -150,6 +153,21 @@ def test_a_service_that_should_know_its_callers_and_does_not_is_not_made(
     create_app(Settings(), [])
     with pytest.raises(ConfigError, match="no feature here reads them"):
         create_app(Identifying(), [])
+
+
+def test_two_ways_to_know_callers_are_a_mistake_and_neither_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def badges(parts: AppParts) -> Added:
+        return Added(identify=lambda headers: Caller("bob", frozenset(), lambda: None))
+
+    file = tmp_path / "keys.toml"
+    file.write_text("")
+    monkeypatch.setattr(app, "ADAPTERS", (keys, badges))
+    create_app(Settings(), [])  # without a file of keys, the badges alone identify callers
+    said = r"service\.features\.keys\.adapter\.keys and tests\..*\.badges identify callers"
+    with pytest.raises(ConfigError, match=said):
+        create_app(Settings(keys=file), [])
 
 
 def test_others_reach_a_service_only_if_it_knows_them_or_is_told_to_be_open() -> None:
