@@ -125,7 +125,7 @@ def compared(module: nn.Module, state: State) -> Compared:
     left_out = tuple(
         name for name, value in whole.items() if id(value) not in taken and name not in COUNTERS
     )
-    head = _head_of(module, state)
+    head = _head_of(module, own, state)
     if head is not None:
         state = head.renamed(state)
     missing, unknown = [*(own.keys() - state.keys())], [*(state.keys() - own.keys())]
@@ -172,14 +172,13 @@ class Head:
         }
 
 
-def _head_of(module: nn.Module, state: State) -> Head | None:
+def _head_of(module: nn.Module, own: State, state: State) -> Head | None:
     """Return the linear layer that a state dict, named as the model is, has in another place; None
     if there is none, or if other tensors differ, too.
 
     Around it may be layers without weights. Those of the model must be dropout, which does nothing
     at evaluation; those of the state dict's model are unknown, and are usually dropout.
     """
-    own = module.state_dict()
     missing, unknown = own.keys() - state.keys(), state.keys() - own.keys()
     mine = {name.rpartition(".")[0] for name in missing}
     theirs = {name.rpartition(".")[0] for name in unknown}
