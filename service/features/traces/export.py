@@ -16,11 +16,11 @@ from service.features.traces.settings import TraceSettings
 def opened(settings: CoreSettings) -> AbstractContextManager[None]:
     """Return what traces the requests of a process while it is entered."""
     assert isinstance(settings, TraceSettings)
-    return tracing(__version__) if settings.traces else nullcontext()
+    return tracing() if settings.traces else nullcontext()
 
 
 @contextmanager
-def tracing(version: str) -> Iterator[None]:
+def tracing() -> Iterator[None]:
     """Trace requests while the block is open. Leaving it sends the remaining spans.
 
     Raises:
@@ -35,11 +35,11 @@ def tracing(version: str) -> Iterator[None]:
         raise ConfigError(
             f"GRADCAM_TRACES needs packages of its own; {to_install('traces')}"
         ) from None
-    resource = Resource.create({SERVICE_NAME: "gradcam-service", SERVICE_VERSION: version})
+    resource = Resource.create({SERVICE_NAME: "gradcam-service", SERVICE_VERSION: __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     try:
-        with recorded_by(provider.get_tracer("gradcam-service", version)):
+        with recorded_by(provider.get_tracer("gradcam-service", __version__)):
             yield
     finally:
         provider.shutdown()

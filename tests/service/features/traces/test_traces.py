@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
+from service import __version__
 from service.core.errors import ConfigError
 from service.features.traces.export import tracing
 from service.models.catalog import ModelEntry
@@ -79,7 +80,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 def traced(kept: InMemorySpanExporter) -> Iterator[list[ReadableSpan]]:
     """The spans of the block, once it is left."""
     found: list[ReadableSpan] = []
-    with tracing("1.2.3"):
+    with tracing():
         yield found
     found.extend(kept.get_finished_spans())
 
@@ -139,7 +140,7 @@ def test_a_request_is_a_span_of_its_callers_trace(
         "gradcam.request_id": named,
     }
     assert server.resource.attributes["service.name"] == "gradcam-service"
-    assert server.resource.attributes["service.version"] == "1.2.3"
+    assert server.resource.attributes["service.version"] == __version__
 
 
 def test_its_phases_are_children_that_lie_within_it_one_after_the_other(
@@ -264,6 +265,6 @@ def test_without_the_packages_it_is_a_mistake_in_the_configuration(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     said = r"GRADCAM_TRACES.*gradcam-service\[traces\]"
-    with pytest.raises(ConfigError, match=said), tracing("1.2.3"):
+    with pytest.raises(ConfigError, match=said), tracing():
         raise AssertionError("it was entered")
     ask(client, seed=32)
