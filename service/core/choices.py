@@ -66,6 +66,7 @@ DetectionForm = TypeAliasType(
         "yolo-end2end",
     ],
 )
+# The client loads these and must not load cam: they repeat cam.methods.method, and a test compares.
 MethodFamily = TypeAliasType(
     "MethodFamily",
     Literal["gradients", "components", "perturbation", "pixels", "attention", "boxes", "other"],
