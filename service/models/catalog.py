@@ -48,8 +48,8 @@ Prompts = Annotated[tuple[Text, ...], Field(min_length=1, max_length=4096)]
 Templates = Annotated[tuple[Text, ...], Field(min_length=1, max_length=200)]
 
 
-class ModelEntry(BaseModel):
-    """One `[[models]]` entry. What is not set follows from the source."""
+class AnyEntry(BaseModel):
+    """The keys of a model that whoever adds it while the service runs may set, too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,12 +71,6 @@ class ModelEntry(BaseModel):
             "torch.compile; the head has "
             "the file's classes"
         ),
-    )
-    sha256: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{64}$",
-        description="SHA-256 of the file of weights, in hexadecimal; a file with another SHA-256 "
-        "is not loaded",
     )
     seed: int = Field(0, ge=0, lt=2**63, description='the seed of `weights = "none"`')
     labels: str | None = Field(
@@ -126,34 +120,6 @@ class ModelEntry(BaseModel):
         ),
     )
     layer: str = Field("auto", min_length=1, description="the default target layer")
-    method_layers: dict[str, str] = Field(
-        {}, description="the default target layer of individual methods, as a table of their names"
-    )
-    audit: str | None = Field(
-        None,
-        min_length=1,
-        description=(
-            "the `audit.json` of an audit of this model (`gradcam audit`), from the TOML file's "
-            "folder: `method = auto` in requests is then the recommended method at its layer"
-        ),
-    )
-    reference: str | None = Field(
-        None,
-        min_length=1,
-        description=(
-            "the statistics of good photos' maps (`gradcam reference`), from the TOML file's "
-            "folder; `GET /v1/models/{model}/drift` compares live maps with them"
-        ),
-    )
-    explain_sample: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=(
-            "the share of predictions that are explained in the background to watch the model, "
-            "such as 0.01"
-        ),
-    )
     reshape: str | dict[str, str] = Field(
         {},
         description=(
@@ -246,6 +212,45 @@ class ModelEntry(BaseModel):
     )
     max_batch: int = Field(
         16, ge=1, le=1024, description="largest number of images in one forward pass"
+    )
+
+
+class ModelEntry(AnyEntry):
+    """One `[[models]]` entry. What is not set follows from the source."""
+
+    sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the file of weights, in hexadecimal; a file with another SHA-256 "
+        "is not loaded",
+    )
+    method_layers: dict[str, str] = Field(
+        {}, description="the default target layer of individual methods, as a table of their names"
+    )
+    audit: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "the `audit.json` of an audit of this model (`gradcam audit`), from the TOML file's "
+            "folder: `method = auto` in requests is then the recommended method at its layer"
+        ),
+    )
+    reference: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "the statistics of good photos' maps (`gradcam reference`), from the TOML file's "
+            "folder; `GET /v1/models/{model}/drift` compares live maps with them"
+        ),
+    )
+    explain_sample: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description=(
+            "the share of predictions that are explained in the background to watch the model, "
+            "such as 0.01"
+        ),
     )
     layout: Literal["auto", "channels-last", "contiguous"] = Field(
         "auto",
