@@ -20,8 +20,8 @@ class Timings:
     seconds: dict[str, float] = field(default_factory=dict)
     batch_size: int = 0
     _made: int = field(default_factory=time_ns)
-    _span: Span = field(default_factory=phase_spans)
-    """Records a phase in the trace of the request in which this object is made."""
+    _span: Span | None = field(default_factory=phase_spans)
+    """Records a phase in the trace of the request in which this object is made, if it has one."""
 
     @contextmanager
     def phase(self, name: str, metrics: Metrics) -> Iterator[None]:
@@ -32,7 +32,8 @@ class Timings:
         finally:
             seconds = perf_counter() - started
             self.note(name, seconds)
-            self._span(name, begun, time_ns())
+            if self._span:
+                self._span(name, begun, time_ns())
             metrics.phase_seconds.labels(phase=name).observe(seconds)
 
     def note(self, phase: str, seconds: float) -> None:
@@ -41,13 +42,15 @@ class Timings:
     def note_outcome(self, outcome: Outcome[Any]) -> None:
         self.note("queue", outcome.queued_seconds)
         self.note("forward_backward", outcome.run_seconds)
+        self.batch_size = max(self.batch_size, outcome.batch_size)
+        if not self._span:
+            return
         ended = time_ns()
         # A computation shared with other requests may have started before this request.
         begun = max(ended - round(outcome.run_seconds * 1e9), self._made)
         queued = max(begun - round(outcome.queued_seconds * 1e9), self._made)
         self._span("queue", queued, begun)
         self._span("forward_backward", begun, ended, batch_size=outcome.batch_size)
-        self.batch_size = max(self.batch_size, outcome.batch_size)
 
     @property
     def milliseconds(self) -> dict[str, float]:

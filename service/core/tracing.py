@@ -15,10 +15,6 @@ Span = Callable[..., None]
 _tracer: Any = None
 
 
-def _nothing(name: str, begun: int, ended: int, **attributes: int) -> None:
-    pass
-
-
 @contextmanager
 def recorded_by(tracer: Any) -> Iterator[None]:
     """Record spans by a tracer of OpenTelemetry while the block is open."""
@@ -60,11 +56,11 @@ def request_span(
         yield tell
 
 
-def phase_spans() -> Span:
-    """Return a function that adds phases, from any thread, to the current task's request span."""
+def phase_spans() -> Span | None:
+    """Return what adds phases, from any thread, to the current task's span; None without tracer."""
     tracer = _tracer
     if tracer is None:
-        return _nothing
+        return None
     from opentelemetry.context import get_current
 
     parent = get_current()
