@@ -154,17 +154,16 @@ class AdaptiveLimit:
             alone = self._cells[ALONE] or seconds
             self._cells[ALONE] = alone + (seconds - alone) * WEIGHT
         # Those that leave together come together, and on average find half of each other missing.
-        self._counts.add(self._found, 2 * found + max(batch - 1, 0))
-        self._counts.add(self._spent, round(2 * seconds * MICRO))
+        all_found = self._counts.add(self._found, 2 * found + max(batch - 1, 0))
+        all_spent = self._counts.add(self._spent, round(2 * seconds * MICRO))
         if now - self._cells[ADAPTED] < WINDOW_SECONDS:
             return
         with self._counts.claim() as is_claimed:
             if is_claimed and now - self._cells[ADAPTED] >= WINDOW_SECONDS:
                 self._cells[ADAPTED] = now
-                self._adapt(waiting + 1, seconds)
+                self._adapt(waiting + 1, seconds, (all_found, all_spent))
 
-    def _adapt(self, taken: int, seconds: float) -> None:
-        sums = self._counts.total(self._found), self._counts.total(self._spent)
+    def _adapt(self, taken: int, seconds: float, sums: tuple[int, int]) -> None:
         found, spent = sums[0] - self._cells[FOUND], sums[1] - self._cells[SPENT]
         self._cells[FOUND], self._cells[SPENT] = sums
         if found <= 0 or spent <= 0:  # the row of a process that died was cleared

@@ -154,9 +154,9 @@ class Admission:
             place.model.admit(place, count, is_costly=costly > 0)
         # The images are counted before the check: otherwise two processes that check at the same
         # moment would both find room for the last image.
-        with self._counted(model, count, costly):
+        with self._counted(model, count, costly) as held:
             room = place.model.room if place else self._room_of(model)
-            self._check(model, count, costly, room, already=True)
+            self._check(model, count, costly, room, held)
             self.admitted += count
             yield
 
@@ -193,16 +193,16 @@ class Admission:
         self._metrics.admission_delay.labels(model=model).set(delay)
 
     @contextmanager
-    def _counted(self, model: str, count: int, costly: int) -> Iterator[None]:
-        names = [(IMAGES, count), (f"{IMAGES} of {model}", count)]
+    def _counted(self, model: str, count: int, costly: int) -> Iterator[dict[str, int]]:
+        """Count images until the block is left; yield how many others are counted."""
+        more = {IMAGES: count, f"{IMAGES} of {model}": count}
         if costly:
-            names.append((f"{COSTLY} of {model}", costly))
-        for name, number in names:
-            self._counts.add(name, number)
+            more[f"{COSTLY} of {model}"] = costly
+        held = {name: self._counts.add(name, number) - number for name, number in more.items()}
         try:
-            yield
+            yield held
         finally:
-            for name, number in names:
+            for name, number in more.items():
                 self._counts.add(name, -number)
             self._counts.touch()
 
@@ -210,18 +210,19 @@ class Admission:
         return max(self._room, self._fitting(model))
 
     def _check(
-        self, model: str, count: int, costly: int, whole: int, *, already: bool = False
+        self, model: str, count: int, costly: int, whole: int, others: dict[str, int] | None = None
     ) -> None:
         """Check that there is room for images.
 
         Args:
             whole: maximum number of images of the model.
-            already: whether they are counted already.
+            others: the numbers of images without them, if they are counted already.
         """
         for kind, number, room in ((IMAGES, count, whole), (COSTLY, costly, -(-whole // 2))):
             if not number:
                 continue
-            held = self._counts.total(f"{kind} of {model}") - (number if already else 0)
+            name = f"{kind} of {model}"
+            held = self._counts.total(name) if others is None else others[name]
             # A request that is larger than the room is admitted if the room is empty.
             if held and held + number > room:
                 raise self.refuse(

@@ -89,7 +89,8 @@ class PhotoPool(Pool):
         self._counts.add(self._pixels, -place.pixels)
         self._held[place.whose] -= place.pixels
         self._held += Counter()  # drops models that hold nothing
-        self._let_in()
+        if self._waiting:
+            self._let_in()
 
     def _let_in(self) -> None:
         while self._waiting:
