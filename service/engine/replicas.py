@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -46,6 +47,10 @@ class Replicas:
         watches: Sequence[Watch] = (),
     ) -> None:
         self.engines = tuple(engines)
+        self.model: ServedModel = engines[0].model
+        """The model's copy on the first device."""
+        self.copies: Final = len(engines)
+        """Number of copies of the model, one for each engine."""
         self._metrics = metrics
         self._watches = watches
         self._response_cache: ResponseCache[Outcome[ServedAnswer], Progress] = ResponseCache(
@@ -55,16 +60,12 @@ class Replicas:
     def replace(self, turn: int, engine: Engine) -> None:
         """Replace the engine at the index `turn` with another engine of the same model."""
         self.engines = (*self.engines[:turn], engine, *self.engines[turn + 1 :])
+        self.model = self.engines[0].model
 
     async def close(self) -> None:
         """End what is done in the background, such as explaining samples; the engines go on."""
         for watch in self._watches:
             await watch.close()
-
-    @property
-    def model(self) -> ServedModel:
-        """The model's copy on the first device."""
-        return self.engines[0].model
 
     @property
     def devices(self) -> str:
@@ -99,11 +100,6 @@ class Replicas:
         """Return whether every engine computes the method's maps at the default layer with the
         fast path."""
         return all(engine.is_fast(method) for engine in self.engines)
-
-    @property
-    def copies(self) -> int:
-        """Number of copies of the model, one for each engine."""
-        return len(self.engines)
 
     @property
     def alive(self) -> bool:
@@ -239,13 +235,13 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _bytes_of(outcome: Outcome[ServedAnswer]) -> int | None:
-    """Return the size of an answer in the cache, in bytes; None if it must not be cached."""
+def _bytes_of(outcome: Outcome[ServedAnswer]) -> float:
+    """Return the size of an answer in the cache, in bytes; infinity if it must not be cached."""
     answer = outcome.value
     if any(
         explanation.passes and explanation.passes.stopped for explanation in answer.explanations
     ):
-        return None  # a deadline stopped it; a later request may have more time
+        return math.inf  # a deadline stopped it; a later request may have more time
     # A view keeps the maps of its whole batch in memory, so these count.
     maps = [
         explanation.map if explanation.map.base is None else explanation.map.base

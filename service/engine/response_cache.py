@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -33,13 +34,11 @@ class ResponseCache(Generic[Value, Report]):
 
     Args:
         max_bytes: largest total size of the cached answers; 0 disables the cache.
-        size: returns the size of an answer in bytes, or None if it must not be cached.
+        size: returns the size of an answer in bytes, or infinity if it must not be cached.
     """
 
-    def __init__(self, max_bytes: int, size: Callable[[Value], int | None]) -> None:
-        self._size = size
-        self._known: LRUCache[Hashable, Value] = LRUCache(max_bytes, getsizeof=self._weigh)
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, size: Callable[[Value], float]) -> None:
+        self._known: LRUCache[Hashable, Value] = LRUCache(max_bytes, getsizeof=size)
         self._flights: dict[Hashable, _Flight[Value, Report]] = {}
 
     async def get(
@@ -86,8 +85,7 @@ class ResponseCache(Generic[Value, Report]):
             self._forget(key, flight)
             if task.cancelled() or task.exception():
                 return
-            size = self._size(task.result())
-            if size is not None and size <= self._max_bytes:
+            with suppress(ValueError):  # it is larger than the cache
                 self._known[key] = task.result()
 
         flight: _Flight[Value, Report] = _Flight(asyncio.ensure_future(work(report)))
@@ -97,6 +95,3 @@ class ResponseCache(Generic[Value, Report]):
     def _forget(self, key: Hashable, flight: _Flight[Value, Report]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
-
-    def _weigh(self, value: Value) -> int:
-        return self._size(value) or 0

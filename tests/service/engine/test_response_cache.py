@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import pytest
@@ -113,7 +114,7 @@ async def test_the_longest_unasked_is_forgotten_first() -> None:
 
 
 async def test_what_is_not_small_is_kept_out() -> None:
-    known: ResponseCache[bytes, int] = ResponseCache(100, lambda value: None)
+    known: ResponseCache[bytes, int] = ResponseCache(100, lambda value: math.inf)
     work = Work()
     work.go.set()
     await known.get("a", work)
