@@ -21,11 +21,15 @@ cannot send an asterisk."""
 FILE: Final = {"schema": {"type": "string", "format": "binary"}}
 TEXT: Final = {"schema": {"type": "string"}}
 HEADERS: Final = {
-    "ETag": ("Equal for the same images, weights and parameters.", "string"),
+    "Cache-Control": ("Who may keep the answer.", "string"),
+    "ETag": ("An answer with the same tag is the same.", "string"),
     "Location": ("The address of what was made.", "string"),
     "Retry-After": ("Seconds.", "integer"),
     "Server-Timing": ("Milliseconds per phase.", "string"),
     "X-Next-Cursor": ("Where to go on.", "integer"),
+}
+UNCHANGED: Final[dict[int | str, dict[str, Any]]] = {
+    304: {"description": "The caller's `If-None-Match` names this very answer."}
 }
 PROBLEMS: Final = {
     subclass.status: subclass for subclass in Problem.__subclasses__() if subclass.example

@@ -24,7 +24,7 @@ from service.core.errors import Problem
 from service.core.schemas import FailedInstance, ProgressLine, Step, dump
 from service.http.access import needs
 from service.http.answers import as_ready, choose, failed, matches, require_one_map, together
-from service.http.contract import JSON, PHOTOS, SERVING, answers, takes
+from service.http.contract import JSON, PHOTOS, SERVING, UNCHANGED, answers, takes
 from service.http.reception import Reception, RequestContext, deadline, while_connected
 from service.models.info import ModelInfo
 from service.pipeline.instances import Instance, P
@@ -138,7 +138,7 @@ def make_operations_router(
             problems=SERVING,
         )
         if operation.tag:
-            described[304] = {"description": "The caller's `If-None-Match` names this very answer."}
+            described |= UNCHANGED
         router.post(
             f"/v1/models/{{model:model}}:{operation.name}",
             name=operation.function,

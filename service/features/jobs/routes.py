@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from service import __version__
 from service.core.errors import (
     InsufficientStorage,
     InternalError,
@@ -36,8 +38,16 @@ from service.features.jobs.records import Finished, Job, storable
 from service.features.jobs.results import line_of, picture_of_line
 from service.features.jobs.schemas import ItemResult, JobDocument, JobList
 from service.http.access import needs
-from service.http.answers import choose
-from service.http.contract import EVENTS, JSON, READING_JOBS, answers, takes, worked_example
+from service.http.answers import choose, matches
+from service.http.contract import (
+    EVENTS,
+    JSON,
+    READING_JOBS,
+    UNCHANGED,
+    answers,
+    takes,
+    worked_example,
+)
 from service.http.middleware import CLIENT_LEFT
 from service.http.operation import NDJSON
 from service.pipeline.rendering import PICTURES
@@ -134,23 +144,30 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
             "far."
         ),
         response_class=Response,
-        responses=answers(
-            forms={NDJSON: documentation.RESULT_LINE},
-            headers=["X-Next-Cursor"],
-            problems=[*READING_JOBS, 406],
-        ),
+        responses={
+            **answers(
+                forms={NDJSON: documentation.RESULT_LINE},
+                headers=["Cache-Control", "ETag", "X-Next-Cursor"],
+                problems=[*READING_JOBS, 406],
+            ),
+            **UNCHANGED,
+        },
         openapi_extra=takes(ResultsQuery),
     )(routes.list_results)
     router.get(
         "/v1/jobs/{job}/results/{item:item}",
         summary="The result of one item",
         response_model=ItemResult,
-        responses=answers(
-            ItemResult,
-            dict.fromkeys(PICTURES),
-            example=documentation.RESULT,
-            problems=[*READING_JOBS, 406, 409],
-        ),
+        responses={
+            **answers(
+                ItemResult,
+                dict.fromkeys(PICTURES),
+                example=documentation.RESULT,
+                headers=["Cache-Control", "ETag"],
+                problems=[*READING_JOBS, 406, 409],
+            ),
+            **UNCHANGED,
+        },
         openapi_extra=takes(ResultQuery),
     )(routes.get_result)
     router.get(
@@ -260,8 +277,13 @@ class JobRoutes:
         query = read_query(ResultsQuery, request)
         known = await find_job(place, job, request)
         last = min(query.after + query.limit, known.settled)
-        headers = {"X-Next-Cursor": str(max(last, query.after))}
         maps = query.maps or place.instead(known) is not None  # an audit's results have no maps
+        headers = {
+            **_kept(job, query.after, last, maps),
+            "X-Next-Cursor": str(max(last, query.after)),
+        }
+        if _has(request, headers):
+            return Response(status_code=304, headers=headers)
         lines = _lines(place, known, query.after, last, maps)
         return StreamingResponse(lines, media_type=NDJSON, headers=headers)
 
@@ -284,6 +306,10 @@ class JobRoutes:
                 raise NotFinished(f"job {job} was cancelled before item {item[:200]!r} was done")
             raise NotFinished(f"item {item[:200]!r} is not done yet; try again", retry_after=1)
 
+        headers = {**_kept(job, item, form, width), "Vary": "Accept"}
+        if _has(request, headers):
+            return Response(status_code=304, headers=headers)
+
         def answer() -> bytes:
             line = line_of(place.folder, known, finished)
             return line if form == JSON else picture_of_line(line, form, width)
@@ -294,7 +320,7 @@ class JobRoutes:
         except InternalError:
             await find_job(place, job, request)  # if it was removed meanwhile, its files are gone
             raise
-        return Response(body, media_type=form, headers={"Vary": "Accept"})
+        return Response(body, media_type=form, headers=headers)
 
     @needs("read")
     async def download_archive(self, job: str, request: Request) -> Response:
@@ -381,6 +407,23 @@ async def accepted(place: JobService, request: Request, kind: str) -> Response:
 def retry_after(document: JobDocument) -> dict[str, str]:
     """Return the header that says when to ask again for a job that has not ended."""
     return {} if document.ended else {"Retry-After": str(_wait(document))}
+
+
+def _kept(*answer: object) -> dict[str, str]:
+    """Return the headers with which a caller keeps an answer about results, and asks whether it
+    still holds. A result does not change once it is there.
+
+    Args:
+        answer: what the answer is of, and its form. The version is in the tag, because another
+            one may write a result otherwise.
+    """
+    digest = hashlib.blake2b(repr((__version__, *answer)).encode(), digest_size=16)
+    return {"ETag": f'W/"{digest.hexdigest()}"', "Cache-Control": "private, no-cache"}
+
+
+def _has(request: Request, headers: dict[str, str]) -> bool:
+    """Return whether the caller has the answer with these headers already."""
+    return matches(",".join(request.headers.getlist("if-none-match")), headers["ETag"])
 
 
 async def _must_have_ended(place: JobService, job: Job) -> None:

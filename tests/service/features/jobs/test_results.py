@@ -228,6 +228,57 @@ def test_lines_without_maps_do_not_grow_with_the_photo(
     assert "heatmap" not in json.loads(plain[0])["explanations"][0]
 
 
+# What a caller has already
+
+
+def test_a_caller_that_has_a_result_is_told_so(
+    jobs: TestClient, named: dict[str, Any], several: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, item = f"/v1/jobs/{named['id']}/results", f"/v1/jobs/{named['id']}/results/plain.png"
+    jpeg = {"Accept": "image/jpeg"}
+    asked: list[tuple[str, dict[str, str]]] = [
+        (lines, {}),
+        (f"{lines}?maps=false", {}),
+        (f"{lines}?limit=3", {}),
+        (f"{lines}?after=3&limit=3", {}),
+        (f"/v1/jobs/{several}/results", {}),
+        (item, {}),
+        (f"{lines}/broken", {}),
+        (item, jpeg),
+        (f"{item}?width=5", jpeg),
+        (f"{item}?width=6", jpeg),
+    ]
+    whole = [jobs.get(path, headers=headers) for path, headers in asked]
+    tags = [answer.headers["ETag"] for answer in whole]
+    assert len(set(tags)) == len(asked), "each is of another answer"
+    monkeypatch.setattr(Folder, "read_result", None)  # no result is read
+    monkeypatch.setattr(Folder, "read_last_line", None)
+    for (path, headers), answer, tag in zip(asked, whole, tags, strict=True):
+        assert answer.headers["Cache-Control"] == "private, no-cache"
+        known = {**headers, "If-None-Match": f'"other", {tag}'}
+        again = jobs.get(path, headers=known)
+        assert (again.status_code, again.content) == (304, b"")
+        for name in ("ETag", "Cache-Control", "Vary", "X-Next-Cursor"):
+            assert again.headers.get(name) == answer.headers.get(name)
+    gone = jobs.get(f"{lines}/nobody", headers={"If-None-Match": tags[0]})
+    check(gone, 404, "unknown-item", "'nobody'")
+
+
+@pytest.mark.slow
+def test_lines_that_have_become_more_are_another_answer(jobs: TestClient) -> None:
+    job = slow_job(jobs, 7)
+    until_settled(jobs, job, 1)
+    one = jobs.get(f"/v1/jobs/{job}/results?limit=1")
+    some = jobs.get(f"/v1/jobs/{job}/results")
+    assert 0 < len(some.text.splitlines()) < 7
+    ended(jobs, job)
+    known = {"If-None-Match": some.headers["ETag"]}
+    more = jobs.get(f"/v1/jobs/{job}/results", headers=known)
+    assert len(more.text.splitlines()) == 7
+    known = {"If-None-Match": one.headers["ETag"]}
+    assert jobs.get(f"/v1/jobs/{job}/results?limit=1", headers=known).status_code == 304
+
+
 @pytest.mark.slow
 def test_results_are_read_on_while_the_job_runs(jobs: TestClient) -> None:
     job = slow_job(jobs, 7)
