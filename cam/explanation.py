@@ -25,7 +25,7 @@ from cam.drawing.placement import Placement
 from cam.drawing.sheet import CaptionedPicture, sheet_of
 from cam.errors import CamError, InvalidOption, MethodUnsuited, NonFinite, UnknownLayer
 from cam.methods import METHODS, method_named
-from cam.methods.progress import Completeness, Passes, Progress
+from cam.progress import Completeness, Passes, Progress
 from cam.targets import ClassTarget, Target, TextTarget, UnitTarget
 
 if TYPE_CHECKING:

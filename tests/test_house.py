@@ -210,3 +210,15 @@ def test_doors_start_without_what_few_requests_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_cam_loads_a_module_when_one_of_its_names_is_used() -> None:
+    """A client reads what answers hold, and needs neither pictures nor methods for that."""
+    code = (
+        "import sys, cam.answers.answer, cam.drawing.placement, cam.progress; "
+        "print({'cam.explanation', 'cam.methods', 'cv2', 'torch'} & {*sys.modules}); "
+        "missing = [name for name in cam.__all__ if getattr(cam, name, None) is None]; "
+        "print(missing, {*cam.__all__} ^ {*cam._HOME})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["set()", "[] set()", ""]

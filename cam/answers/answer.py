@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cam.drawing.placement import Float
 from cam.errors import InvalidOption
-from cam.methods.progress import Progress
+from cam.progress import Progress
 
 AnswerMethod = Literal[
     "tam",

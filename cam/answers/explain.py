@@ -35,7 +35,7 @@ from cam.answers.token_maps import activation, rank_gaussian, without_interferen
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
 from cam.drawing.placement import Float
 from cam.errors import InvalidOption
-from cam.methods.progress import finish
+from cam.progress import finish
 
 MAX_BYTES: Final = 4 << 30
 """Largest number of bytes that one answer may take."""

@@ -15,10 +15,10 @@ from cam.detectors.matching import overlap_with
 from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.perturbation import random_masks
-from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.output import Detections, Output
+from cam.progress import Passes, Progress
 from cam.targets import ClassTarget, Target
 
 CELLS: Final = 16

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,6 +93,8 @@ def shrink(values: Float, height: int, width: int) -> Float:
     the area that it covers."""
     if values.shape == (height, width):
         return values
+    import cv2  # clients of the service read boxes, and start without OpenCV
+
     smaller = cv2.resize(values, (width, height), interpolation=cv2.INTER_AREA)
     return smaller.astype(np.float32, copy=False)
 

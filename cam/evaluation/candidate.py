@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cam.explanation import Explanation, Map
-from cam.methods.progress import Completeness
+from cam.progress import Completeness
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,10 +45,10 @@ from cam.evaluation.scorer import OUTPUT, Again, Answering, Forwards, Judged, Sc
 from cam.explanation import Explanation, Map, Question
 from cam.methods import INPUT, METHODS
 from cam.methods.method import load
-from cam.methods.progress import Progress, finish
 from cam.outputs.meaning import resolve_reading
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.onepass import explain_batch
+from cam.progress import Progress, finish
 from cam.targets import ClassTarget, Target
 
 Planned = tuple[Any, Metric, Scorer, Judged, int]

@@ -19,9 +19,9 @@ from cam.evaluation.scorer import Answering
 from cam.explanation import ExplainedImage, Map, Question
 from cam.hooks.inference import alone, evaluating
 from cam.methods import METHODS
-from cam.methods.progress import Progress
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.stepwise import explain_in_steps
+from cam.progress import Progress
 
 Stage = list[Map | None]
 """The map of each question at each of its layers; None where the changed model has no map."""

@@ -15,9 +15,9 @@ from cam.drawing.heatmap import minmax
 from cam.errors import CamError, NothingDetected, TargetMismatch
 from cam.evaluation.metrics import MetricOptions
 from cam.explanation import ExplainedImage, Explanation, Map, Question
-from cam.methods.progress import Completeness
 from cam.outputs.reading import AUTO, Reading
 from cam.passes.stepwise import explain_in_steps
+from cam.progress import Completeness
 from cam.targets import Target
 
 Answering = Callable[[Tensor, Sequence[Question]], Sequence[ExplainedImage | CamError]]

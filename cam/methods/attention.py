@@ -28,12 +28,12 @@ from cam.methods.attention_hooks import (
     pooling,
     token_count,
 )
-from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward, total, watching
 from cam.outputs.reading import AUTO, Reading
 from cam.positions.locate import token_grid
+from cam.progress import Progress
 
 Scores = tuple[Tensor, ...]
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from cam.errors import CamError, MethodUnsuited
 from cam.hooks.inference import evaluating
-from cam.methods.progress import Progress
 from cam.methods.relevance_rules import RelevanceRules
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import AUTO, Reading
+from cam.progress import Progress
 from cam.targets import ClassTarget
 
 LINEAR: Final = 0.05

@@ -17,10 +17,10 @@ from cam.errors import MethodUnsuited
 from cam.hooks.grids import Grid, Size
 from cam.hooks.inference import alone
 from cam.hooks.quantised import is_quantised, weights_of
-from cam.methods.progress import Completeness, Progress
 from cam.methods.subject import Attribution, Steps, Subject, gradient_at
 from cam.methods.trial import Trial
 from cam.positions.locate import locate
+from cam.progress import Completeness, Progress
 
 _EPSILON = 1e-5
 """ε of a frozen batch normalisation without an `eps` attribute, as in Hugging Face's DETR."""

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cam.errors import MethodUnsuited
 from cam.methods.gradient_weights import weighted_sum
 from cam.methods.pixels import noisy_copies
-from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
+from cam.progress import Progress
 
 _ATTENTION = Lock()
 

@@ -20,10 +20,10 @@ from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
 from cam.hooks.quantised import is_quantised, weights_of
-from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.reading import AUTO, Reading, logits_of
+from cam.progress import Progress
 from cam.targets import ClassTarget
 
 TOLERANCE = 1e-3

@@ -7,8 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from cam.methods.progress import Passes, Progress
 from cam.methods.subject import Attribution, Steps, Subject, gradient_at
+from cam.progress import Passes, Progress
 
 RATE: Final = 0.1
 """Learning rate of Adam: that of the paper."""

@@ -18,9 +18,9 @@ from torch.nn.functional import interpolate
 from cam.errors import CamError, MethodUnsuited
 from cam.hooks.grids import TOKENS_FIRST
 from cam.methods.head import cam
-from cam.methods.progress import Passes, Progress, finish
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
+from cam.progress import Passes, Progress, finish
 
 SAMPLES = 10
 """Samples of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""

@@ -15,11 +15,11 @@ from cam.hooks.inference import evaluating
 from cam.methods.background import background_of, draws
 from cam.methods.gradient_weights import gradcam, weighted_sum
 from cam.methods.guidance import GuidedRectifiers
-from cam.methods.progress import Progress
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import Reading
+from cam.progress import Progress
 
 UNRECTIFIED = "it needs rectifiers (ReLU): this model has none"
 """Reason why gradients are not guided."""

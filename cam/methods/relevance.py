@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from cam.errors import MethodUnsuited, to_install
 from cam.hooks.inference import evaluating
-from cam.methods.progress import Progress
 from cam.methods.relevance_rules import PLAIN, require_rules
 from cam.methods.subject import Attribution, Steps, Subject
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import AUTO, Reading
+from cam.progress import Progress
 from cam.targets import ClassTarget
 
 TOLERANCE: Final = 0.05

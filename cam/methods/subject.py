@@ -14,10 +14,10 @@ from cam.hooks.capture import Capture, Trunk
 from cam.hooks.grids import Grid, Located
 from cam.hooks.inference import alone, evaluating
 from cam.hooks.replay import Record, Replay
-from cam.methods.progress import Completeness, Passes, Progress
 from cam.outputs.output import Output, scale_of
 from cam.outputs.outputs import Outputs, forward, looked_at, outputs_of, watching
 from cam.outputs.reading import AUTO, Reading
+from cam.progress import Completeness, Passes, Progress
 from cam.targets import ClassTarget, Target, TextTarget
 
 Score = Callable[[Target, Output], Tensor]

@@ -16,9 +16,9 @@ from cam.errors import CamError
 from cam.explanation import ExplainedImage, Explanation, Map, Question
 from cam.methods import INPUT, METHODS
 from cam.methods.method import load
-from cam.methods.progress import Completeness, Passes
 from cam.outputs.logit_layers import no_evidence
 from cam.outputs.output import Output
+from cam.progress import Completeness, Passes
 from cam.targets import Target, TextTarget
 
 COMPLETE: Final = 0.1

@@ -21,8 +21,6 @@ from cam.hooks.precision import steps_in_full_precision
 from cam.hooks.replay import recorded
 from cam.methods import INPUT, method_named
 from cam.methods.method import load
-from cam.methods.progress import Progress
-from cam.methods.progress import finish as finish
 from cam.methods.subject import Attribution, Subject, never
 from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
@@ -31,6 +29,8 @@ from cam.outputs.reading import AUTO, Reading
 from cam.passes.composition import ComputedMap, compose
 from cam.passes.onepass import explain_batch
 from cam.positions.locate import locate
+from cam.progress import Progress
+from cam.progress import finish as finish
 from cam.targets import mirrored
 
 CHUNK: Final = 16

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from cam.agreement import Fidelity
 from cam.errors import did_you_mean
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.answers import Outcome
 from service.backend.work import Value, Work
 from service.core.choices import RuntimeName

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cam import CamError, ExplainedImage, Question, TextTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.answers import ServedAnswer
 from service.core.pool import Priority
 from service.models.preprocessing import ModelInput

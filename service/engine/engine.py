@@ -40,11 +40,11 @@ from cam.drawing.samples import samples
 from cam.errors import InvalidPrompt
 from cam.explanation import ExplainedImage, join
 from cam.hooks.inference import alone
-from cam.methods.progress import Progress
 from cam.outputs.output import Output
 from cam.passes.batch_answer import BatchAnswer
 from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import advise, begin_batch
+from cam.progress import Progress
 from cam.prompts import checked_prompts
 from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener

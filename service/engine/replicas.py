@@ -13,7 +13,7 @@ import numpy as np
 
 from cam import Explanation, Question
 from cam.agreement import Fidelity
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
 from service.backend.watch import Watch, WatchWork

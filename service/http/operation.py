@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.interface import Listener
 from service.core.errors import Problem
 from service.core.schemas import FailedInstance, ProgressLine, Step, dump

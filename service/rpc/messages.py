@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import TypeAliasType, get_original_bases
 
 from cam.agreement import Fidelity
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.answers import Outcome
 from service.backend.work import Work
 from service.core import errors

@@ -24,7 +24,7 @@ from typing import Any, Final
 from structlog.contextvars import bind_contextvars
 
 from cam import METHODS
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.interface import OBSERVED_AT_ONCE, Backend, ModelBackend
 from service.core.errors import Problem, Unavailable, unexpected
 from service.models.catalog import ModelEntry

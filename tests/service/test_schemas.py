@@ -18,7 +18,7 @@ from cam.drift.shift import Shift, TooFew
 from cam.evaluation.similarity import Similarity
 from cam.methods import Method
 from cam.methods.method import Cost, Dependence, Family
-from cam.methods.progress import Completeness, Passes, Progress
+from cam.progress import Completeness, Passes, Progress
 from service.core import choices, model_schemas, schemas
 from service.features.activations.schemas import SignalDescription
 from service.features.answers import schemas as answers

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from cam.answers.answer import AnswerProgress
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.interface import Listener
 from service.core.schemas import TINY_PNG
 from service.features.answers.ask import ask

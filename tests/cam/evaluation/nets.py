@@ -15,8 +15,8 @@ from cam.errors import CamError
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.evaluate import evaluate_in_steps
 from cam.evaluation.metrics import MetricOptions, Scores
-from cam.methods.progress import Progress
 from cam.outputs.reading import Reading
+from cam.progress import Progress
 
 Numbers = NDArray[np.float64]
 SIGMOID = Reading(activation="sigmoid")

@@ -9,7 +9,7 @@ import pytest
 
 from cam import evaluate, explain
 from cam.evaluation.metrics import MetricOptions, Score
-from cam.methods.progress import Completeness
+from cam.progress import Completeness
 from tests.cam.evaluation.nets import SIGMOID, alone, drawn, explained, picture, tensor, weighed
 
 MODEL, IMAGE = weighed(1, 4, 4), picture(1, 4, 4)

@@ -16,7 +16,7 @@ from cam import ClassTarget, Question, explain_batch, explain_in_steps
 from cam.errors import CamError, InvalidOption, NonFinite, NotRandomisable
 from cam.evaluation.randomisation import Stage, randomised_in_steps, replaced
 from cam.explanation import ExplainedImage
-from cam.methods.progress import finish
+from cam.progress import finish
 from tests.cam.nets import Small
 
 

@@ -30,9 +30,9 @@ from cam import (
 from cam.drawing.heatmap import minmax
 from cam.drawing.placement import resize
 from cam.errors import LayerReused, MethodUnsuited, NoGradientPath, UnknownLayer
-from cam.methods.progress import Passes, Progress
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
+from cam.progress import Passes, Progress
 from tests.cam.nets import hook_count, small
 from tests.cam.test_targets import Identity
 

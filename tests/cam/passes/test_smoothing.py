@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
 from cam.drawing.heatmap import fuse, minmax, symmetric
 from cam.errors import MethodUnsuited
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from tests.cam.nets import ATTENDING, OfModules, Small, hook_count, images, small
 
 

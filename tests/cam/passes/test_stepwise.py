@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, ExplainedImage, Question, Reading, explain, explain_in_steps
-from cam.methods.progress import Progress
 from cam.passes.stepwise import finish
 from cam.positions.locate import locate
+from cam.progress import Progress
 from tests.cam.nets import ATTENDING, images, small
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.work import Explain
 from service.core.errors import (
     ConfigError,

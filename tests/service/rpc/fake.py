@@ -15,7 +15,7 @@ from PIL import Image
 from cam import ClassTarget, Explanation
 from cam.drift.origin import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
-from cam.methods.progress import Progress
+from cam.progress import Progress
 from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.work import Work

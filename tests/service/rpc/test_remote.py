@@ -21,7 +21,7 @@ from cam import AnswerOptions, ClassTarget, Question
 from cam.drawing.placement import Box
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Score
-from cam.methods.progress import Completeness, Progress
+from cam.progress import Completeness, Progress
 from service.backend.interface import OBSERVED_AT_ONCE
 from service.backend.watch import WatchWork
 from service.backend.work import (
