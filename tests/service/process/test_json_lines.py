@@ -27,9 +27,15 @@ def catalog(folder: Path, factory: str) -> str:
 def test_the_greeting_and_warnings_of_models_are_lines_of_json(tmp_path: Path, doors: str) -> None:
     named = catalog(tmp_path, "tests.service.factories:warning")
     with serving("--models", named, GRADCAM_DOORS=doors, GRADCAM_LOG_FORMAT="json") as (process, _):
+        assert process.stdout
+        assert process.stderr
+        said = []
+        while "Ready. " not in "".join(said[-1:]):  # a stop that comes before leaves it out
+            assert process.poll() is None
+            said.append(process.stderr.readline())
         process.terminate()
-        told = lines(*process.communicate())
-        assert process.returncode == 0
+        told = lines(*said, process.stderr.read(), process.stdout.read())
+        assert process.wait() == 0
     assert [one for one in told if one["event"].startswith("Ready. Drop a photo on http://127.0.")]
     assert [one for one in told if "torch would say this" in one["event"]]
 
