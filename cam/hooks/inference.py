@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from types import MethodType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -83,39 +84,40 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     with _guards_told(), alone(model), ExitStack() as scope:
         scope.enter_context(callers_precision())
         scope.enter_context(without_checkpoints())
-        copies: dict[int, Tensor] = {}
         eager = []
         for module in model.modules():
             if getattr(module, "training", False):  # a frozen TorchScript module has no mode
                 scope.callback(setattr, module, "training", True)
                 module.training = False
             if not isinstance(module, torch.jit.ScriptModule):
-                _uncompile(module, scope)
-                _leave_inference(module, copies, scope)
                 eager.append(module)
+        _uncompile(eager, scope)
+        _leave_inference(eager, scope)
         for hook in differentiated(eager):
             scope.callback(hook.remove)
         yield
 
 
-def _uncompile(module: nn.Module, scope: ExitStack) -> None:
-    """Let a compiled module run its original code, in whichever way it was compiled."""
-    own = vars(module)
-    if own.get("_compiled_call_impl") is not None:  # module.compile()
-        _put(own, "_compiled_call_impl", None, scope)
-    # torch.compile(module) and torch.compile(module.forward) set an attribute of the module; a
-    # decorated method is an attribute of its class.
-    forward = own.get("forward") or type(module).forward
-    code = getattr(forward, "_torchdynamo_orig_callable", None)
-    if code is not None:
-        _put(own, "forward", code if "forward" in own else MethodType(code, module), scope)
+def _uncompile(modules: Iterable[nn.Module], scope: ExitStack) -> None:
+    """Let compiled modules run their original code, in whichever way they were compiled."""
+    for module in modules:
+        own = vars(module)
+        if own.get("_compiled_call_impl") is not None:  # module.compile()
+            _put(own, "_compiled_call_impl", None, scope)
+        # torch.compile(module) and torch.compile(module.forward) set an attribute of the module; a
+        # decorated method is an attribute of its class.
+        forward = own.get("forward") or type(module).forward
+        code = getattr(forward, "_torchdynamo_orig_callable", None)
+        if code is not None:
+            _put(own, "forward", code if "forward" in own else MethodType(code, module), scope)
 
 
-def _leave_inference(module: nn.Module, copies: dict[int, Tensor], scope: ExitStack) -> None:
-    """Replace the module's tensors that autograd cannot save by copies. A tensor that several
+def _leave_inference(modules: Iterable[nn.Module], scope: ExitStack) -> None:
+    """Replace the modules' tensors that autograd cannot save by copies. A tensor that several
     modules share gets one copy."""
-    own = vars(module)
-    for kept in (own["_parameters"], own["_buffers"]):
+    copies: dict[int, Tensor] = {}
+    own = map(vars, modules)
+    for kept in chain.from_iterable((each["_parameters"], each["_buffers"]) for each in own):
         for name, tensor in kept.items():
             if tensor is not None and tensor.is_inference():
                 if id(tensor) not in copies:
