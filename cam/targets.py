@@ -101,10 +101,11 @@ class ClassTarget:
                 "makes an image like another one with a SimilarityTarget, or take a model with a "
                 "head; if its outputs are scores, set activation"
             )
-        if kind := kinds().get(output.kind):
-            found: ClassTarget = kind.resolve(self, output)
+        kind = output.kind
+        if known := kinds().get(kind):
+            found: ClassTarget = known.resolve(self, output)
             return found
-        value = output.kind == "value"
+        value = kind == "value"
         where = self.box is not None or self.mask is not None
         if output.logits is not None and where:
             does = "computes values of" if value else "classifies"
@@ -182,10 +183,8 @@ class ClassTarget:
         return detections.scores.sum() * 0 if best is None else detections.scores[best]
 
     def _predicted(self, output: Output) -> int:
-        if output.kind == "value":
-            return 0
         if output.logits is not None:
-            return output.best
+            return 0 if output.meaning == "value" else output.best
         assert output.segments is not None
         counts = np.bincount(output.wins.ravel(), minlength=len(output.segments))
         if self.background is not None and counts.sum() > counts[self.background]:

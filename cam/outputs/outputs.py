@@ -84,7 +84,7 @@ class Outputs(Sequence[Output]):
             known=None if self.known is None else self.known[item],
         )
 
-    @property
+    @cached_property
     def numbers(self) -> Tensor:
         """The tensor from which the scores are computed: logits, segments, features, or the scores
         of the first image's detections."""
@@ -93,7 +93,7 @@ class Outputs(Sequence[Output]):
         (values,) = self._values.values()
         return values
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """The kind of each image's `Output`."""
         if self.detections is not None:
@@ -131,21 +131,18 @@ class Outputs(Sequence[Output]):
             return None
         return Output(logits=self.logits.T, activation=self.activation, meaning=self.meaning)
 
-    @cached_property
+    @property
     def facts(self) -> tuple[Tensor, ...]:
         """What an answer tells of an output, as tensors (B, …), to be copied to the host with its
-        maps: see `tell`."""
+        maps: see `tell`. () once they are there."""
+        if "told" in self.__dict__:
+            return ()
         if self.kind == "classes":
             assert self.probabilities is not None
             return self.finite, self._plain, self.probabilities, self.wins
         if self.kind == "segments":
             return self.finite, self.wins
         return (self.finite, self._plain) if self.kind == "value" else (self.finite,)
-
-    @property
-    def is_told(self) -> bool:
-        """Whether the facts are on the host."""
-        return "told" in self.__dict__
 
     def tell(self, facts: Sequence[Tensor]) -> Outputs:
         """Take the `facts` that were copied to the host; return what is `told` then."""
@@ -230,19 +227,31 @@ def outputs_of(
             the logits.
         UnsuitedActivation: if the reading's activation does not fit the model.
     """
-    read = partial(Outputs, size=size, layers=layers or {})
     for kind in kinds().values() if reading.output is None else ():
         found = kind.read(raw, size, reading, model)
         if found is not None:
-            return read(**found)
+            return Outputs(size=size, layers=layers or {}, **found)
     features = features_of(raw, batch) if reading.output is None else []
     if reading.meaning == "features" and isinstance(raw, Tensor):
         features = [raw]
     if features:
-        return read(features=features[0].float())
-    logits = logits_of(raw, reading, batch=batch)
-    activation = activation_for(logits.shape[1], reading)
+        return Outputs(features=features[0].float(), size=size, layers=layers or {})
+    return outputs_of_logits(logits_of(raw, reading, batch=batch), reading, layers, size=size)
+
+
+def outputs_of_logits(
+    logits: Tensor,
+    reading: Reading,
+    layers: Mapping[str, Tensor] | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+) -> Outputs:
+    """Return a model's output whose logits `logits_of` has found: see `outputs_of`."""
+    read = partial(Outputs, size=size, layers=layers or {})
     rows = logits.float()
+    if reading.meaning == "features":
+        return read(features=rows)
+    activation = activation_for(logits.shape[1], reading)
     if reading.meaning == "value" and rows.ndim == 2:
         return read(logits=rows, activation=activation, meaning="value")
     rows = classes_of(rows, activation)
@@ -277,7 +286,7 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
     if not names:  # to list a model's modules takes milliseconds
         yield seen
         return
-    modules, every = Modules(model), dict(model.named_modules())
+    modules = Modules(model)
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor):
@@ -286,6 +295,7 @@ def watching(model: nn.Module, layers: Iterable[str]) -> Iterator[dict[str, Tens
 
     for name in names:
         if name not in modules:
+            every = dict(model.named_modules())
             if name and name in every:
                 raise ScriptedModel(f"layer {name!r} is TorchScript, which runs no hooks")
             raise unknown_layer(name, every)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -62,11 +62,6 @@ class Reading:
     def resolved(self) -> bool:
         """Whether the activation and the meaning of the outputs are known without the model."""
         return self.meaning != "auto" or self.activation in ("softmax", "sigmoid")
-
-    @property
-    def of_logits(self) -> Reading:
-        """The same reading for logits that `logits_of` has already extracted from the output."""
-        return replace(self, output=None)
 
 
 AUTO: Final = Reading()

@@ -18,6 +18,7 @@ from cam.outputs.transfer import Copy
 from cam.passes.composition import ComputedMap, compose
 from cam.passes.maps import MapRows, Maps, Signals, of_levels
 from cam.passes.scores import Scores, Targets
+from cam.targets import Target
 
 Answered = ExplainedImage | CamError
 OfLayers = Mapping[str, ComputedMap | CamError]
@@ -55,16 +56,18 @@ class _Row:
     def of(self, item: int) -> OfLayers:
         """Return an item's maps by layer."""
         return self.joined.get(item) or {
-            maps.layer: maps[item] for maps in self.maps if item in maps
+            maps.layer: maps[item] for maps in self.maps if item in maps.places
         }
 
 
+@dataclass(frozen=True, eq=False)
 class _Asked:
     """A round on the host."""
 
-    def __init__(self, round_: Round, turns: list[_Row]) -> None:
-        self.questions, self.own, self.turns = round_.questions, round_.own, turns
-        self.resolved = round_.targets.resolved
+    questions: Sequence[Question]
+    own: Collection[str]
+    resolved: dict[int, list[Target] | CamError]
+    turns: list[_Row]
 
 
 class BatchAnswer(Sequence[Answered]):
@@ -78,7 +81,7 @@ class BatchAnswer(Sequence[Answered]):
     def __init__(self, outputs: Outputs, rounds: Sequence[Round]) -> None:
         self._size, self._count = len(outputs), sum(len(of.questions) for of in rounds)
         self._made: dict[int, Answered] = {}
-        facts = () if outputs.is_told else outputs.facts
+        facts = outputs.facts
         tensors = [*facts, *(each for of in rounds for turn in of.turns for each in _tensors(turn))]
         self._copy: Copy | None = Copy(tensors)
         self._computed: tuple[Outputs, Sequence[Round], int] | None = outputs, rounds, len(facts)
@@ -94,11 +97,15 @@ class BatchAnswer(Sequence[Answered]):
             return
         copied = iter(self._copy.wait())
         outputs, rounds, facts = self._computed
-        if facts:
-            outputs.tell([next(copied) for _ in range(facts)])
-        self._outputs = outputs.told
+        told = [next(copied) for _ in range(facts)]
+        self._outputs = outputs.tell(told) if facts else outputs.told
         # What is kept has no tensor of the graph.
-        self._rounds = [_Asked(of, [_row(turn, copied) for turn in of.turns]) for of in rounds]
+        self._rounds = [
+            _Asked(
+                of.questions, of.own, of.targets.resolved, [_row(turn, copied) for turn in of.turns]
+            )
+            for of in rounds
+        ]
         self._copy = self._computed = None
 
     def __len__(self) -> int:
@@ -168,8 +175,5 @@ def _tensors(turn: Turn) -> list[Tensor]:
 
 def _row(turn: Turn, copied: Iterator[Tensor]) -> _Row:
     """Return a turn with its tensors, the next of those that were copied to the host."""
-    numbers: Mapping[int, tuple[float, float | None]] = {}
-    if turn.scores is not None:
-        numbers = turn.scores.numbers([next(copied) for _ in turn.scores.tensors])
-    maps = [MapRows(each, [next(copied) for _ in each.tensors]) for each in turn.maps]
-    return _Row(numbers, maps)
+    numbers = {} if turn.scores is None else turn.scores.numbers(copied)
+    return _Row(numbers, [MapRows(each, copied) for each in turn.maps])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,21 +75,19 @@ class Maps:
 
 
 class MapRows:
-    """The maps of `Maps` on the host, by item."""
+    """The maps of `Maps` on the host, by item: the next ones of the tensors that were copied."""
 
-    def __init__(self, maps: Maps, copied: Sequence[Tensor]) -> None:
-        self._maps, self._places = maps, {item: place for place, item in enumerate(maps.items)}
+    def __init__(self, maps: Maps, copied: Iterator[Tensor]) -> None:
+        self._maps, self.layer = maps, maps.layer
+        self.places = {item: place for place, item in enumerate(maps.items)}
+        """Item → its position among the maps."""
         if maps.error:
             return
-        values, finite, reached, *rest = copied
-        self._values = values.numpy()
-        ratios = [0.0] * len(values) if maps.ratios is None else rest.pop(0).tolist()
-        self._facts = list(zip(finite.tolist(), reached.tolist(), ratios, strict=True))
-        self._used = rest[0].numpy() if rest else None
-
-    @property
-    def layer(self) -> str:
-        return self._maps.layer
+        self._values = next(copied).numpy()
+        finite, reached = next(copied).tolist(), next(copied).tolist()
+        ratios = [0.0] * len(finite) if maps.ratios is None else next(copied).tolist()
+        self._facts = list(zip(finite, reached, ratios, strict=True))
+        self._used = None if maps.used is None else next(copied).numpy()
 
     @property
     def unreached(self) -> list[int]:
@@ -99,14 +97,11 @@ class MapRows:
         facts = zip(self._maps.items, self._facts, strict=True)
         return [item for item, (_, reached, _) in facts if not reached]
 
-    def __contains__(self, item: int) -> bool:
-        return item in self._places
-
     def __getitem__(self, item: int) -> ComputedMap | CamError:
         maps = self._maps
         if maps.error:
             return maps.error
-        place = self._places[item]
+        place = self.places[item]
         finite, reached, ratio = self._facts[place]
         if not finite:
             return NonFinite(f"the gradients or activations at layer {maps.layer!r} are not finite")
@@ -149,12 +144,13 @@ def maps_of(
     computed = []
     for (name, signed, eigen, asks, layer), members in groups.items():
         method = METHODS[name]
-        if method.differentiates and layer not in reached:
+        differentiates = method.differentiates
+        if differentiates and layer not in reached:
             computed.append(Maps(layer, members, error=no_path([layer], unrecorded)))
             continue
         a = _of(members, grids[layer].apply(activations[layer]))
         extremes: list[Tensor] = []
-        if not method.differentiates:
+        if not differentiates:
             g = a.new_zeros(()).expand(a.shape)
             some = a.new_ones(len(members), dtype=torch.bool)
         else:

@@ -21,7 +21,7 @@ from cam.methods import METHODS
 from cam.methods.head import HeadSignals, PooledHead
 from cam.outputs.logit_layers import logit_layers
 from cam.outputs.meaning import resolve_reading
-from cam.outputs.outputs import Outputs, forward, outputs_of, size_of, watching
+from cam.outputs.outputs import Outputs, forward, outputs_of_logits, size_of, watching
 from cam.outputs.reading import AUTO, Reading, logits_of
 from cam.passes.batch_answer import BatchAnswer, Round, Turn
 from cam.passes.maps import Signals, maps_of
@@ -62,6 +62,7 @@ def explain_batch(
     Raises:
         CamError: an error of the whole batch: a layer or method that cannot be used.
     """
+    reading, _ = resolve_reading(model, images[:1], reading)
     answers = begin_batch(model, images, questions, head=head, reading=reading)
     advise(model, images, answers, reading)
     return answers
@@ -73,16 +74,14 @@ def begin_batch(
     questions: Sequence[Question],
     *,
     head: PooledHead | None = None,
-    reading: Reading = AUTO,
+    reading: Reading,
 ) -> BatchAnswer:
-    """Begin what `explain_batch` does: an accelerator may be computing yet when this returns.
-    `advise` completes the answers."""
+    """Begin what `explain_batch` does, with a resolved reading: an accelerator may be computing yet
+    when this returns. `advise` completes the answers."""
     for question in questions:
         question.check()
         if question.in_steps:
             raise MethodUnsuited(f"{question.method} takes many steps: see explain_in_steps")
-    first = images[:1]
-    reading, _ = resolve_reading(model, first, reading)
     if not any(question.targets for question in questions):  # only predictions are asked for
         with evaluating(model), torch.inference_mode():
             outputs = forward(model, images, reading)
@@ -99,7 +98,7 @@ def begin_batch(
         name for question in questions if question.targets for name in question.layers
     )
     looks = dict.fromkeys(name for question in questions for name in question.looks_at)
-    located = locate(model, first, [*layers, *looks])
+    located = locate(model, images[:1], [*layers, *looks])
     graph = False
     while True:
         with (
@@ -117,10 +116,7 @@ def begin_batch(
 def advise(model: nn.Module, images: Tensor, answers: BatchAnswer, reading: Reading) -> None:
     """Give each answer with a map whose gradient is all zero a warning that names another layer,
     for which the model runs more passes of that image."""
-    unreached = answers.unreached
-    if unreached:
-        reading, _ = resolve_reading(model, images[:1], reading)
-    for number in unreached:
+    for number in answers.unreached:
         image = images[number % len(images)][None]
         answers.replace(number, _advised(model, image, answers[number], reading))
 
@@ -201,7 +197,7 @@ def answer_by_head(
     logits, both (B, …), of a forward pass without a graph."""
     with torch.inference_mode(False), torch.enable_grad():
         signals = HeadSignals(head, output, logits)
-        outputs = outputs_of(signals.logits, size=size_of(images), reading=reading.of_logits)
+        outputs = outputs_of_logits(signals.logits, reading, size=size_of(images))
         return answer(questions, outputs, signals, signals.grids)
 
 

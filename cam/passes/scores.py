@@ -3,7 +3,7 @@ after another."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,10 +35,10 @@ class Scores:
         """The scores and the probabilities, for their copy to the host."""
         return [self.values] if self.probabilities is None else [self.values, self.probabilities]
 
-    def numbers(self, copied: Sequence[Tensor]) -> dict[int, tuple[float, float | None]]:
-        """Return each item's score and probability from the `tensors` on the host."""
-        scores, *more = (tensor.tolist() for tensor in copied)
-        likely = more[0] if more else [None] * len(scores)
+    def numbers(self, copied: Iterator[Tensor]) -> dict[int, tuple[float, float | None]]:
+        """Return each item's score and probability: the next ones of the copied tensors."""
+        scores = next(copied).tolist()
+        likely = [None] * len(scores) if self.probabilities is None else next(copied).tolist()
         return dict(zip(self.items, zip(scores, likely, strict=True), strict=True))
 
     def scales(self, outputs: Outputs) -> Tensor:

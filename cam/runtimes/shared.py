@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cam.explanation import Question
-from cam.outputs.outputs import outputs_of, size_of
+from cam.outputs.outputs import outputs_of_logits, size_of
 from cam.outputs.reading import Reading
 from cam.passes.batch_answer import BatchAnswer
 from cam.passes.onepass import answer
@@ -63,5 +63,5 @@ def answer_at_leaf(
         reading: how the model's output is read, with the activation resolved.
     """
     grids = locate(model, images[:1], list(signals.activations)).grids(signals.activations, images)
-    outputs = outputs_of(logits, size=size_of(images), reading=reading.of_logits)[:count]
+    outputs = outputs_of_logits(logits, reading, size=size_of(images))[:count]
     return answer(questions, outputs, signals, grids)

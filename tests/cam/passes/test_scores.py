@@ -56,7 +56,7 @@ def test_they_equal_those_of_each_image(kind: str, start: int) -> None:
         asked = [target for target in asked if target.of == "logit"] or [ClassTarget()]
     asked = asked + asked[:1] * (BATCH - len(asked))
     _, scores = gathered(outputs, asked)
-    numbers = scores.numbers(scores.tensors)
+    numbers = scores.numbers(iter(scores.tensors))
     for item, target in enumerate(asked):
         output = outputs[item]
         if target.index is None and outputs.kind != "value" and target.minus is not None:
