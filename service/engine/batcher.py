@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from time import perf_counter
 from traceback import clear_frames
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 from service.backend.answers import Outcome
 from service.core.pool import Priority
@@ -58,16 +58,9 @@ class BatcherClosed(Exception):
         self.blamed = blamed
 
 
-Produced = TypeVar("Produced", covariant=True)
 Given = TypeVar("Given")
-
-
-@runtime_checkable
-class Later(Protocol[Produced]):
-    """The results of a batch that a device computes yet."""
-
-    def finish(self) -> Sequence[Produced | Exception]:
-        """Wait for the device; return the results."""
+Later = Callable[[], Sequence[Result | Exception]]
+"""Waits for the device that computes a batch; returns the results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +83,7 @@ class Batcher(Generic[Item, Result]):
 
     Args:
         run: takes a batch and returns a result for each item, in order, or a `Later`, which is
-            finished in a second thread. An exception that it *returns* for an item fails only that
+            called in a second thread. An exception that it *returns* for an item fails only that
             item. If it *raises*, the batch is halved and tried again, down to the single item that
             causes the exception.
         key: returns an item's key, when it is submitted; only items with equal keys share a batch.
@@ -276,8 +269,8 @@ class Batcher(Generic[Item, Result]):
     def _end(self, batch: Entries[Item, Result]) -> None:
         """Give each entry of a batch a result, unless it has one. In a method of its own, because
         the loop's variable would keep the last item in memory until the next one comes."""
-        ended = BatcherClosed("the worker has ended", blamed=self._abandoned)
-        for entry in batch:
+        for entry in [each for each in batch if not each.future.done()]:
+            ended = BatcherClosed("the worker has ended", blamed=self._abandoned)
             self._settle(entry, ended, 0, len(batch))
         if batch in self._under_way:
             self._under_way.remove(batch)
@@ -356,14 +349,14 @@ class Batcher(Generic[Item, Result]):
         try:
             attempt = partial(self._run, [entry.item for entry in batch])
             results = await self._in_thread(self._executor, attempt, len(batch))
-            if isinstance(results, Later):
+            if isinstance(results, Sequence | Exception):
+                await self._deliver(batch, results, started)
+            else:
                 if self._finishing:  # of the batch before
                     await asyncio.wait([self._finishing])
                 finishing = self._finish(batch, results, started)
                 self._finishing = asyncio.create_task(finishing, name=f"{self._name}, answers")
                 handed_over = True
-            else:
-                await self._deliver(batch, results, started)
         finally:
             if not handed_over:
                 self._end(batch)
@@ -372,7 +365,7 @@ class Batcher(Generic[Item, Result]):
         self, batch: Entries[Item, Result], later: Later[Result], started: float
     ) -> None:
         try:
-            results = await self._in_thread(self._finisher, later.finish, len(batch))
+            results = await self._in_thread(self._finisher, later, len(batch))
             await self._deliver(batch, results, started)
         finally:
             self._end(batch)
@@ -411,7 +404,7 @@ class Batcher(Generic[Item, Result]):
     def _whole(self, items: list[Item]) -> Sequence[Result | Exception]:
         """Run a batch to its end."""
         given = self._run(items)
-        return given.finish() if isinstance(given, Later) else given
+        return given if isinstance(given, Sequence) else given()
 
     @staticmethod
     def _caught(function: Callable[[], Given], count: int) -> Given | Exception:

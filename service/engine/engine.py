@@ -151,6 +151,8 @@ class Engine:
         self._metrics = metrics
         self._waits = metrics.phase_seconds.labels(phase="queue")
         """The seconds that questions have waited."""
+        self._runs = metrics.phase_seconds.labels(phase="forward_backward")
+        """The seconds that batches have taken."""
         self._limits: dict[type[Work[Any]], asyncio.Semaphore] = {}
         self.limited: Counter[type[Work[Any]]] = Counter()
         """Number of works that run or wait, of each kind of which only a few run at a time."""
@@ -522,9 +524,8 @@ class Engine:
 
     def _work(self, items: list[_Item]) -> list[object] | Later[object]:
         self._metrics.batch_size.labels(model=self.model.name).observe(len(items))
-        took = self._metrics.phase_seconds.labels(phase="forward_backward")
         if items[0].steps:
-            with took.time():
+            with self._runs.time():
                 try:
                     return [next(items[0].steps)]
                 except StopIteration as stop:
@@ -539,9 +540,10 @@ class Engine:
             some = [items[start : start + self.group] for start in range(0, len(items), self.group)]
             groups = [each + each[:1] * (self.group - len(each)) for each in some]
         parts = [self._explained(group) for group in groups]
-        computed = _Computed(parts, len(items), lambda: took.observe(perf_counter() - begun))
+        finish = partial(self._finish, parts, len(items), begun)
+        computes = any(part.answers.waits for part in parts)
         # Without a device that computes yet, another thread would only be in the way.
-        return computed if computed.waits and not self._asked else computed.finish()
+        return finish if computes and not self._asked else finish()
 
     def _explained(self, items: list[_Item]) -> _Part:
         model, pixels = self.model, [item.pixels for item in items]
@@ -556,11 +558,21 @@ class Engine:
             answers = begin_batch(
                 model.module, images, questions, head=model.head, reading=model.reading
             )
-        return _Part(answers, len(items), partial(self._advise, images, answers), fast)
+        return _Part(images, answers, fast)
 
-    def _advise(self, images: Tensor, answers: BatchAnswer) -> None:
+    def _finish(self, parts: Sequence[_Part], count: int, begun: float) -> list[object]:
+        """Return the answers about all parts. Of a part that was filled up, the first count."""
+        answers = list(islice(chain.from_iterable(map(self._answers, parts)), count))
+        self._runs.observe(perf_counter() - begun)
+        return answers
+
+    def _answers(self, part: _Part) -> Iterator[object]:
+        """Complete the answers about a part, for which the model may run again; yield them."""
+        model, answers, count = self.model, part.answers, len(part.images)
         if answers.unreached:
-            advise(self.model.module, images.to(self.model.dtype), answers, self.model.reading)
+            advise(model.module, part.images.to(model.dtype), answers, model.reading)
+        for turn in range(count):
+            yield _plain(join(answers[turn::count]), fast=part.fast)
 
     def input(self, pixels: Sequence[Pixels], *, channels_last: bool = False) -> Tensor:
         """Return images of one size, normalised and in the model's dtype, as (N, 3, H, W)."""
@@ -571,39 +583,13 @@ class Engine:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The answers about the images of a batch, which may be computed yet."""
+    """Images of a batch, and the answers about them, which may be computed yet."""
 
+    images: Tensor
     answers: BatchAnswer
     """First the first question's of each image."""
-    images: int
-    advise: Callable[[], None]
-    """Completes the answers; it may run the model."""
     fast: bool
     """Whether the fast path computes them."""
-
-    def finish(self) -> Iterator[object]:
-        self.advise()
-        for turn in range(self.images):
-            yield _plain(join(self.answers[turn :: self.images]), fast=self.fast)
-
-
-@dataclass(frozen=True, eq=False)
-class _Computed:
-    """The parts of a batch, as `Later` results. Of a part that was filled up, the first count."""
-
-    parts: Sequence[_Part]
-    count: int
-    ended: Callable[[], None]
-
-    @property
-    def waits(self) -> bool:
-        """Whether a device computes yet."""
-        return any(part.answers.waits for part in self.parts)
-
-    def finish(self) -> list[object]:
-        found = list(islice(chain.from_iterable(p.finish() for p in self.parts), self.count))
-        self.ended()
-        return found
 
 
 def smallest_that_pays(seconds: Mapping[int, float]) -> int:
@@ -639,8 +625,10 @@ def _plain(answer: ExplainedImage | CamError, *, fast: bool = False) -> ServedAn
 def _prediction(said: Output) -> Prediction:
     if said.logits is not None:
         # Copies, because views would keep the numbers of the whole batch in memory.
-        likely = None if said.probabilities is None else said.probabilities.numpy().copy()
-        return Prediction(said.logits.numpy().copy(), likely)
+        likely = said.probabilities
+        return Prediction(
+            said.logits.numpy().copy(), None if likely is None else likely.numpy().copy()
+        )
     if said.segments is not None:
         counts = np.bincount(said.wins.ravel(), minlength=len(said.segments))
         return Prediction(shares=counts / counts.sum())

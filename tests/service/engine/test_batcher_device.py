@@ -32,7 +32,7 @@ class Computing:
     def __init__(self, device: Device, items: list[int]) -> None:
         self._device, self._items = device, items
 
-    def finish(self) -> Sequence[int | Exception]:
+    def __call__(self) -> Sequence[int | Exception]:
         assert self._device.allowed.acquire(timeout=10)
         if any(item < 0 for item in self._items):
             raise ValueError(f"poisoned: {self._items}")
