@@ -39,7 +39,7 @@ from service.features.jobs.submission import Submissions
 from service.features.tables.rows import Row
 from service.local.session import local_session
 from service.pipeline.images import decode
-from service.pipeline.json_records import caption_of, describe_target
+from service.pipeline.json_records import caption_of
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import draw as draw_map
 from service.pipeline.resolve import questions_of
@@ -116,8 +116,7 @@ async def measure(folder: Path) -> dict[str, float]:
 
             def draw(turn: int) -> None:
                 photo, view = decoded[turn], seen[turn]
-                target = describe_target(explanation, model.labels, view)
-                caption = partial(caption_of, explanation, target, model)
+                caption = partial(caption_of, explanation, model, view)
                 drawing = draw_map(photo, view, explanation, 0, Parameters(), caption=caption)
                 drawing.encoded("image/jpeg")
 

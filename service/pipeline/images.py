@@ -124,11 +124,8 @@ class EncodedPhoto:
             # It reads from memory: where it is never decoded, there is nothing to close.
             self._image = Image.open(BytesIO(data), formats=FORMATS)
             _check_size(self._image, len(data), max_pixels)
-
-    @property
-    def pixels(self) -> int:
+        self.pixels = self._image.width * self._image.height
         """Width × height of the image at its full size."""
-        return self._image.width * self._image.height
 
     @property
     def warnings(self) -> tuple[str, ...]:

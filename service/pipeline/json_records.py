@@ -78,11 +78,12 @@ def describe_target(
 
 def caption_of(
     explanation: Explanation,
-    target: schemas.ExplainedTarget,
     model: ModelInfo,
+    seen: ModelInput,
     scores: Mapping[str, schemas.Score] | None = None,
 ) -> Caption:
     """Return the words that a panel shows beside an explanation."""
+    target = describe_target(explanation, model.labels, seen)
     sure = "" if target.probability is None else f"probability {target.probability:.3f} · "
     number = "value" if target.of == "value" else "score"
     lines = (

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     FailFast,
     Field,
     ValidationError,
@@ -29,7 +28,6 @@ from service.pipeline.targets import (
     Name,
     Photo,
     StrictModel,
-    TargetObject,
     TargetParameter,
     Text,
     object_in_text,
@@ -421,13 +419,3 @@ class PredictRequest(StrictModel):
 class ExplainRequest(StrictModel):
     instances: Instances[ExplainInstance]
     parameters: Parameters = Field(default_factory=Parameters)
-
-
-def points_at_photo(target: object) -> bool:
-    """Return whether a target may have a box, a mask or another photo."""
-    targets = target if isinstance(target, list) else [target]
-    return any(isinstance(target, TargetObject) for target in targets)
-
-
-def names_of(model: type[BaseModel]) -> list[str]:
-    return list(model.model_fields)

@@ -53,11 +53,7 @@ from service.pipeline.evaluation import require_suited
 from service.pipeline.images import EncodedPhoto, picture_of
 from service.pipeline.instances import Instance, P
 from service.pipeline.json_records import predict
-from service.pipeline.parameters import (
-    Parameters,
-    PredictParameters,
-    points_at_photo,
-)
+from service.pipeline.parameters import Parameters, PredictParameters
 from service.pipeline.resolve import (
     asked_model,
     cheapest,
@@ -65,7 +61,7 @@ from service.pipeline.resolve import (
     questions_of,
 )
 from service.pipeline.result import AnswerBudget, ImageResult
-from service.pipeline.targets import TargetParameter
+from service.pipeline.targets import TargetObject, TargetParameter
 
 T = TypeVar("T")
 SMALL_JPEG_BYTES: Final = 128 * 1024
@@ -176,6 +172,7 @@ class Pipeline:
                 budget.check(instance, encoded.pixels * instance.parameters.maps)
             photo, seen, questions, outcome = await self.explained(
                 replicas,
+                model,
                 instance,
                 encoded,
                 pool,
@@ -309,6 +306,7 @@ class Pipeline:
     async def explained(
         self,
         replicas: ModelBackend,
+        model: ModelInfo,
         instance: Instance[Parameters],
         encoded: EncodedPhoto,
         pool: PhotoPool,
@@ -325,6 +323,7 @@ class Pipeline:
         their answer.
 
         Args:
+            model: the model as the instance asks it: see `asked_model_of`.
             watched: see `Explain`.
             used: see `explain`.
             blank: whether only the targets and the prediction matter, so any method will do.
@@ -332,7 +331,6 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        model = asked_model_of(replicas, instance)
         try:
             questions = questions_of(model, instance.parameters)
             if blank:
@@ -489,7 +487,8 @@ class Pipeline:
             Problem: if a target is not valid.
         """
         model = replicas.model
-        if not points_at_photo(sent):
+        every = sent if isinstance(sent, list) else [sent]
+        if not any(isinstance(one, TargetObject) for one in every):  # which points at the photo
             return question.targets
         limit = self.max_pixels
         # The sizes of a mask and of another photo are not known yet, so both count as large.

@@ -24,7 +24,7 @@ from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import box_on_photo
 from service.pipeline.instances import Instance
-from service.pipeline.json_records import top_classes
+from service.pipeline.json_records import describe_target, top_classes
 from service.pipeline.parameters import Parameters
 from service.pipeline.rendering import Drawing, encode, scaled
 from service.pipeline.resolve import asked_of
@@ -99,7 +99,6 @@ def record_of(
     model: ModelInfo,
     seen: ModelInput,
     instance: Instance[Parameters],
-    target: schemas.ExplainedTarget,
     scores: dict[str, schemas.Score] | None,
     photo: tuple[int, int],
 ) -> MapRecord:
@@ -107,7 +106,6 @@ def record_of(
 
     Args:
         drawing: the drawing of the map.
-        target: the map's target, described.
         scores: the map's scores, if the parameters name metrics.
         photo: width and height of the photo in pixels.
     """
@@ -129,7 +127,7 @@ def record_of(
     facts = schemas.MapFacts(
         instance=instance.index,
         id=instance.id,
-        target=target,
+        target=describe_target(explanation, model.labels, seen),
         method=explanation.method,
         layer=explanation.layer,
         layer_reason=_layer_reason(explanation, model, parameters),

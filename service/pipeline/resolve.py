@@ -59,7 +59,9 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
     if model.kind == "detections" and parameters.target is None:
         ranks = range(min(parameters.boxes, MAX_MAPS))
         targets = tuple(ClassTarget(rank=rank) for rank in ranks)
-    questions = [_question(model, parameters, method, targets) for method in parameters.methods]
+    methods = parameters.methods
+    alone = len(methods) == 1
+    questions = [_question(model, parameters, each, targets, alone=alone) for each in methods]
     layers = max(len(question.layers) for question in questions)
     _require_reasons(model, parameters)
     maps = len(targets) * parameters.maps_at(layers) * parameters.reasons
@@ -176,10 +178,9 @@ def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
     Raises:
         UnsuitedMethod: if the model has no audit.
     """
-    methods = methods_of(model, parameters)
     if AUDITED not in parameters.methods:
         return parameters
-    audited = model.audited
+    methods, audited = methods_of(model, parameters), model.audited
     assert audited is not None  # `methods_of` raises
     change: dict[str, object] = {"method": methods}
     automatic = len(methods) == 1 and parameters.layer == "auto"
@@ -189,9 +190,17 @@ def _audited(model: ModelInfo, parameters: Parameters) -> Parameters:
 
 
 def _question(
-    model: ModelInfo, parameters: Parameters, method: str, targets: tuple[Target, ...]
+    model: ModelInfo,
+    parameters: Parameters,
+    method: str,
+    targets: tuple[Target, ...],
+    *,
+    alone: bool,
 ) -> Question:
     """Return the question that the parameters ask of the model for one method.
+
+    Args:
+        alone: whether there is no other method.
 
     Raises:
         UnknownMethod, UnsuitedMethod, UnknownLayer, InvalidParameter
@@ -205,7 +214,6 @@ def _question(
             f"model {model.name!r} cannot do {method}: {model.unsuited[method]}; it can do {able}"
         )
     named = parameters.layer if isinstance(parameters.layer, list) else [parameters.layer]
-    alone = len(parameters.methods) == 1
     resolved = [_layers(model, name, method, alone=alone) for name in named]
     layers = tuple(dict.fromkeys(chain(*resolved)))
     question = Question(

@@ -20,7 +20,7 @@ from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.evaluation import describe_scores
 from service.pipeline.instances import Instance
-from service.pipeline.json_records import caption_of, describe_target, predict
+from service.pipeline.json_records import caption_of, predict
 from service.pipeline.parameters import Parameters
 from service.pipeline.record import MapRecord, record_of
 from service.pipeline.rendering import Drawing, draw, encode_values
@@ -166,13 +166,12 @@ class ImageResult:
 
     def _one(self, work: Callable[[Drawing, Callable[[], MapRecord]], T], number: int) -> T:
         explanation, instance = self.answer.explanations[number], self.instance
-        target = describe_target(explanation, self.model.labels, self.seen)
         scores = None
         if self.scores:
             scores = describe_scores(
                 self.scores[number], MetricOptions(), self.model.audited, self.seen.fit
             )
-        caption = partial(caption_of, explanation, target, self.model, scores)
+        caption = partial(caption_of, explanation, self.model, self.seen, scores)
         drawing = draw(
             self.photo, self.seen, explanation, number, instance.parameters, caption=caption
         )
@@ -183,7 +182,6 @@ class ImageResult:
             self.model,
             self.seen,
             instance,
-            target,
             scores,
             self.photo.size,
         )

@@ -13,7 +13,7 @@ from cam.errors import did_you_mean
 from service.core.errors import InvalidParameter, Problem, UnknownMethod, UnknownParameter, step
 from service.core.pydantic_errors import mistake, range_of
 from service.pipeline.instances import P
-from service.pipeline.parameters import ImageParameters, names_of
+from service.pipeline.parameters import ImageParameters
 from service.pipeline.targets import TargetObject
 
 BOUNDS = ("greater_than_equal", "less_than_equal")
@@ -28,8 +28,8 @@ def read_parameters(schema: type[P], sent: ImmutableMultiDict[str, Any], where: 
     given: dict[str, list[Any]] = {}
     for name, value in sent.multi_items():
         given.setdefault(name, []).append(value)
-    if len(given) > len(names_of(schema)):  # pydantic would describe each of thousands
-        name = next(name for name in given if name not in names_of(schema))
+    if len(given) > len(schema.model_fields):  # pydantic would describe each of thousands
+        name = next(name for name in given if name not in schema.model_fields)
         raise _unknown(name, schema, where)
     if "method" in given:
         # A bare plus in a query means a space, but ?method=gradcam++ should work.
@@ -94,7 +94,7 @@ def parameter_problem(
 
 
 def _unknown(name: str, schema: type[ImageParameters], where: str) -> Problem:
-    known = list(names_of(schema))
+    known = list(schema.model_fields)
     return UnknownParameter(
         f"there is no parameter {name[:80]!r}; the parameters are {', '.join(known)}"
         f"{did_you_mean(name, known)}",

@@ -15,6 +15,7 @@ from service.core.errors import Problem, UnsuitedMetric
 from service.features.evaluate.parameters import EvaluateParameters
 from service.features.evaluate.schemas import Evaluation
 from service.features.evaluate.sent_map import InvalidMap, Map, map_on_input
+from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import region_on_input
 from service.pipeline.evaluation import describe_scores, require_suited
@@ -45,7 +46,7 @@ async def evaluate(
     model, metrics = asked_model_of(replicas, instance), instance.parameters.metrics
     # The photo is gone by now: what follows takes many passes, and needs the input alone.
     seen, questions, answer, options, judged = await _judged(
-        pipeline, replicas, instance, timings, progress, part_of(until, 2)
+        pipeline, replicas, model, instance, timings, progress, part_of(until, 2)
     )
     scores = await pipeline.scored(
         replicas,
@@ -76,6 +77,7 @@ async def evaluate(
 async def _judged(
     pipeline: Pipeline,
     replicas: ModelBackend,
+    model: ModelInfo,
     instance: Instance[EvaluateParameters],
     timings: Timings,
     progress: Listener | None,
@@ -96,6 +98,7 @@ async def _judged(
             raise instance.blame(problem) from None
         photo, seen, questions, outcome = await pipeline.explained(
             replicas,
+            model,
             instance,
             encoded,
             pool,

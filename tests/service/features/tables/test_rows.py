@@ -23,7 +23,7 @@ from service.loading.served_model import ServedModel, load
 from service.models.catalog import read_catalog
 from service.models.preprocessing import Fit
 from service.pipeline.instances import Instance
-from service.pipeline.json_records import caption_of, describe_target
+from service.pipeline.json_records import caption_of
 from service.pipeline.parameters import Parameters
 from service.pipeline.record import record_of
 from service.pipeline.rendering import draw
@@ -70,11 +70,10 @@ def row(
     shares = np.array([0.2, 0.3, 0.5], np.float32)
     answer = ServedAnswer(Prediction(np.log(shares), shares), (explanation,))
     parameters = Parameters.model_validate(given)
-    target = describe_target(explanation, model.labels, seen)
-    caption = partial(caption_of, explanation, target, model)
+    caption = partial(caption_of, explanation, model, seen)
     drawing = draw(image, seen, explanation, 0, parameters, caption=caption)
     instance = Instance(0, "a/cat.jpg", b"", "", parameters)
-    record = record_of(drawing, answer, model, seen, instance, target, None, image.size)
+    record = record_of(drawing, answer, model, seen, instance, None, image.size)
     return row_of(record, "a/cat.jpg", picture="pictures/x.jpg")
 
 
