@@ -23,18 +23,21 @@ const other = signal<{ made: Shown; picture: Picture; name: string } | null>(nul
 const problem = signal("");
 let asking = new AbortController();
 
-/** What is asked of the other model: the class of the same name, or the one that it predicts. */
+/** Where the other model has a class of this one's: by its name, or by its number if neither model names its classes. */
+const classIn = ({ labels, classes }: api.Model, { label, index }: api.LabelledClass) =>
+  label !== undefined ? labels.indexOf(label) : !labels.length && index < classes ? index : -1;
+
+/** What is asked of the other model: the class that the map on the screen is of, or the one that it predicts if it has
+ * no such class. A segmenter and a detector may have the class and not find it: it is asked of them if it is chosen. */
 function sameOf(about: api.Model) {
-  const { label, index, minus } = shown.value!.explanation.target;
-  const same = label === undefined ? -1 : about.labels.indexOf(label);
-  const contrast = minus?.label === undefined ? -1 : about.labels.indexOf(minus.label);
-  const named = choice.value.target !== undefined && (same >= 0 ? same : index < about.classes ? index : -1);
+  const { unit, minus, ...target } = shown.value!.explanation.target;
+  const asks = !unit && (choice.value.target !== undefined || about.kind === "classes");
+  const same = asks ? classIn(about, target) : -1, contrast = minus && same >= 0 ? classIn(about, minus) : -1;
   const able = about.methods.find(({ name, available }) => available && name === choice.value.method);
   return { ...choice.value, ...NOTHING, model: about.name, layer: "auto",
     signed: choice.value.signed && Boolean(able?.signed),
     method: able ? choice.value.method : "gradcam",
-    target: named === false || named < 0 ? undefined : named,
-    minus: named !== false && named >= 0 && contrast >= 0 ? contrast : undefined };
+    target: same < 0 ? undefined : same, minus: contrast < 0 ? undefined : contrast };
 }
 
 async function explainOther(what: string, stop: AbortSignal): Promise<void> {
@@ -63,6 +66,8 @@ const best = ({ prediction }: Shown) => {
   const first = prediction.classes?.[0] ?? prediction.values?.[0] ?? prediction.detections?.[0];
   return first ? `${first.label ?? first.index} ${(first.probability ?? first.value ?? 0).toFixed(3)}` : "";
 };
+
+const classOf = ({ explanation: { target } }: Shown) => target.label ?? `${target.index}`;
 
 /** A map with what it is of below it. */
 function One({ id, name, on, made }: { id: string; name: string; on: Picture; made: Shown }) {
@@ -136,7 +141,8 @@ export function Beside() {
             <small id="alike">{!Number.isNaN(alike) && `${words.together(alike.toFixed(2))}: ${words.agreementMeans}`}</small></span></figcaption></figure>}
     </div>}
     {that && captionOf(mine) !== captionOf(that.made) && <p class="warning" id="unlike">
-      {words.unlike(captionOf(mine), captionOf(that.made))}</p>}
+      {same && classOf(mine) !== classOf(that.made) ? words.ofItsOwn(that.name, captionOf(that.made), captionOf(mine))
+        : words.unlike(captionOf(mine), captionOf(that.made))}</p>}
     {both && that && swipes.value && <Swipe left={mine} right={that.made} names={[now.name, that.name]} />}
     {that && <p class="row">{both && <button type="button" id="swipe-both" aria-pressed={swipes.value}
       onClick={() => { swipes.value = !swipes.value; }}>{words.swipeBoth}</button>}

@@ -242,6 +242,7 @@ export const words = {
   besidePhoto: (name: string) => `the photo ${name}`,
   predicts: (what: string) => `Its first class: ${what}.`,
   unlike: (one: string, two: string) => `The maps explain different classes: ${one}, and ${two}.`,
+  ofItsOwn: (other: string, own: string, wanted: string) => `The map of ${other} is of its own first class, ${own}, and not of ${wanted}.`,
   difference: (one: string, other: string) =>
     `1, red: hotter in ${one}. 0: equal. −1, blue: hotter in ${other}. Each map is scaled from 0 to 1.`,
   equal: "Both maps are equal: the difference is 0 everywhere.",

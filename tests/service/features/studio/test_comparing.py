@@ -263,13 +263,15 @@ def test_two_models_stand_side_by_side_with_the_difference(
     explained(wide)
     wide.locator("#beside").select_option("model:resnet18")
     expect(wide.locator("#alike")).to_contain_text("agreement")
-    theirs = served(several, cat, model="resnet18", fit="squash", output="overlay", layer="auto")
+    asked = {"fit": "squash", "target": "Egyptian cat"}  # the first class here, on both
+    theirs = served(several, cat, model="resnet18", output="overlay", layer="auto", **asked)
     assert is_alike(canvas(wide, "other"), theirs)
     assert (canvas(wide, "mine") == drawn(wide)).all()
     first, second = (wide.locator(".pair figcaption").nth(n) for n in (0, 1))
     expect(first).to_contain_text("efficientnet-lite0: Egyptian cat")
     expect(first).to_contain_text("gradcam at bn2")
-    expect(second).to_contain_text("resnet18: ")
+    expect(second).to_contain_text("resnet18: Egyptian cat")
+    expect(wide.locator("#unlike")).to_have_count(0)
     expect(second).to_contain_text("gradcam at layer4")
     legend = wide.locator("#legend-difference")
     expect(legend).to_contain_text("1, red: hotter in efficientnet-lite0. 0: equal.")
@@ -279,7 +281,7 @@ def test_two_models_stand_side_by_side_with_the_difference(
     assert figure
     assert bar["x"] + bar["width"] <= figure["x"] + figure["width"] + 1
     one, other = (
-        served(several, cat, model=model, fit="squash", output="mask")
+        served(several, cat, model=model, output="mask", **asked)
         for model in ("efficientnet-lite0", "resnet18")
     )
     shown = canvas(wide, "difference")
@@ -290,6 +292,18 @@ def test_two_models_stand_side_by_side_with_the_difference(
     wide.goto("about:blank")
     wide.goto(link)
     expect(wide.locator("#difference")).to_be_visible()
+
+
+def test_a_map_of_another_class_says_whose_class_it_is(wide: Page, cat: bytes) -> None:
+    take(wide, cat)
+    explained(wide)
+    wide.locator("#beside").select_option("model:segmenter")
+    second = wide.locator(".pair figcaption").nth(1)
+    expect(second).to_contain_text("Its first class: ")
+    own = re.search(r"segmenter: (.+)", second.inner_text())
+    assert own
+    said = f"The map of segmenter is of its own first class, {own[1].strip()}, and not of Egyptian"
+    expect(wide.locator("#unlike")).to_contain_text(said)
 
 
 def test_two_equal_maps_are_said_to_be_equal(wide: Page, cat: bytes) -> None:
