@@ -1,7 +1,7 @@
 // The page: photos at the left, what one asks of them at the right.
 
-import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { batch, useSignal } from "@preact/signals";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { Asking, stepAnswerMethod } from "./asking";
 import { Classes } from "./classes";
 import { Beside } from "./beside";
@@ -14,11 +14,11 @@ import { Stage } from "./stage";
 import { TakeAlong } from "./takealong";
 import { dropped } from "./photos";
 import { Prompt } from "./prompt";
-import { Tour, go, tour } from "./tour";
+import { Tour, go } from "./tour";
 import { Work } from "./work";
 import { levelOf, type View } from "./colours";
-import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, judgeable, leftOut, look, method, model, note, photo, problem,
-  remove, room, select, serves, show, shown, step, strip, useKey } from "./view";
+import { NOTHING, add, answer, answers, asksForKey, busy, choice, choose, current, does, judgeable, help, item, leave, leftOut, look, method, model, note,
+  photo, problem, remove, room, scrolled, select, serves, show, shown, step, strip, tour, useKey } from "./view";
 import { words } from "./words";
 
 const files = (list: FileList | null | undefined) => { if (list?.length) void add([...list]); };
@@ -59,6 +59,9 @@ function Strip() {
     </span>)}
   </div>;
 }
+
+/** Goes to a part of the page; a picture that is waited for stays behind. */
+const enter = (name: "look" | "work") => batch(() => { [room.value, item.value] = [name, ""]; });
 
 /** Least probability of the first class at which nothing is said of it. */
 const SURE = 0.7;
@@ -127,17 +130,17 @@ function Key() {
   </form>;
 }
 
-function Help({ open }: { open: { value: boolean } }) {
+function Help() {
   const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => { if (open.value) dialog.current?.showModal(); }, [open.value]);
-  return <dialog ref={dialog} onClose={() => { open.value = false; }} aria-label={words.help}>
+  useEffect(() => { if (help.value) dialog.current?.showModal(); else dialog.current?.close(); }, [help.value]);
+  return <dialog ref={dialog} onClose={() => leave(help)} aria-label={words.help}>
     <h2>{words.help}</h2>
     <dl>{words.keys.map(([key, text]) => <div key={key}><dt><kbd>{key}</kbd></dt><dd>{text}</dd></div>)}</dl>
     <form method="dialog"><button>{words.close}</button></form>
   </dialog>;
 }
 
-function press(event: KeyboardEvent, help: { value: boolean }): void {
+function press(event: KeyboardEvent): void {
   const at = event.target as HTMLElement;
   if (at.closest(".mark") || (room.value === "work" && event.key !== "?")) return;
   if (event.ctrlKey || event.metaKey || event.altKey || at.closest("input, select, textarea, dialog")) return;
@@ -168,10 +171,11 @@ function press(event: KeyboardEvent, help: { value: boolean }): void {
 }
 
 export function App() {
-  const help = useSignal(false), over = useSignal(false);
+  const over = useSignal(false);
+  useLayoutEffect(() => scrollTo(0, scrolled[room.value]), [room.value]);
   useEffect(() => {
     const listeners = {
-      keydown: (event: KeyboardEvent) => press(event, help),
+      keydown: press,
       paste: (event: ClipboardEvent) => files(event.clipboardData?.files),
       dragover: (event: DragEvent) => {
         event.preventDefault();
@@ -200,9 +204,9 @@ export function App() {
       <h1>{words.title}</h1>
       <nav>
         {(["look", "work"] as const).filter((name) => name === "look" || works).map((name) => <button key={name} type="button" class="quiet"
-          aria-pressed={room.value === name} onClick={() => { room.value = name; }}>{words.rooms[name]}</button>)}{" "}
+          aria-pressed={room.value === name} onClick={() => enter(name)}>{words.rooms[name]}</button>)}{" "}
         {!asks && guided && <button type="button" class="quiet" id="tour" onClick={() => {
-          room.value = "look";
+          enter("look");
           void (photo.value ? Promise.resolve() : sample("cat")).then(() => go(1));
         }}>{words.tour}</button>}{" "}
         <a href="docs">{words.api}</a>{" "}
@@ -231,6 +235,6 @@ export function App() {
     </main>}
     <footer class="soft" id="runs">{now &&
       words.runs(now.name, now.device, now.dtype, asks ? undefined : now.input)}</footer>
-    <Help open={help} />
+    <Help />
   </>;
 }

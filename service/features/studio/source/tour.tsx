@@ -1,14 +1,11 @@
 // Five steps from a layer's output to a map that was checked, done on the photo that is shown.
 
-import { signal, untracked, useSignalEffect } from "@preact/signals";
+import { untracked, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { ask } from "./inside";
 import { measure } from "./judgement";
-import { NOTHING, choose, photo, show, shown } from "./view";
+import { NOTHING, choose, photo, show, shown, tour } from "./view";
 import { words } from "./words";
-
-/** The step that is shown, from 1; 0 for none. */
-export const tour = signal(0);
 
 /** What each step speaks of; the style sheet outlines it by its place in this list. */
 const PLACES = ["section:has(#inside-heading)", "section:has(#inside-heading)", ".stage", ".stage", "section:has(#judge-heading)"];

@@ -1,7 +1,7 @@
 // The state of the page: what is asked, how it is drawn, and what came back. All of it but the
 // photo and a painted mask is in the address, so that a link brings the view back.
 
-import { batch, computed, effect, signal } from "@preact/signals";
+import { batch, computed, effect, signal, type Signal } from "@preact/signals";
 import * as api from "./api";
 import { colormaps, type Look } from "./colours";
 import * as photos from "./photos";
@@ -31,38 +31,48 @@ export interface Answered { answer: api.Answer; wall: number; cached: boolean; p
 
 const CLASSES = "10";
 const REMEMBERED = 300, ANSWERS_REMEMBERED = 30;
-const start = new URLSearchParams(location.hash.slice(1));
-const whole = (name: string) => (start.has(name) ? Number(start.get(name)) : undefined);
-const opacity = whole("opacity") ?? NaN;
-
-/** What the address says, if it is one of the values that there are: a link may say anything. */
-const oneOf = <T extends string>(name: string, values: readonly T[], otherwise: T): T =>
-  values.find((value) => value === start.get(name)) ?? otherwise;
 const keys = <T extends string>(of: Record<T, unknown>) => Object.keys(of) as T[];
 
-export const choice = signal<Choice>({
-  model: start.get("model") ?? "", method: start.get("method") ?? "gradcam",
-  layer: start.get("layer") ?? "auto", fit: start.get("fit") ?? "auto",
-  target: whole("target"), minus: whole("minus"),
-  text: start.get("text") || undefined, minusText: start.get("minus_text") || undefined,
-  against: start.has("against"), signed: start.has("signed"),
-  unit: start.get("unit") ?? undefined, box: start.get("box") ?? undefined,
-});
-export const query = signal<Query>({ question: start.get("question") ?? undefined,
-  answer: start.get("answer") ?? undefined, method: oneOf("word_method", keys(words.answerMethods), "tam") });
+/** The view that an address has, where it says one of the values that there are: a link may say anything. */
+function viewIn(address: string) {
+  const told = new URLSearchParams(address.slice(1)), text = (name: string) => told.get(name) ?? undefined;
+  const whole = (name: string) => (told.has(name) ? Number(told.get(name)) : undefined);
+  const oneOf = <T extends string>(name: string, values: readonly T[], otherwise: T): T =>
+    values.find((value) => value === told.get(name)) ?? otherwise;
+  const opacity = whole("opacity") ?? NaN;
+  const choice: Choice = {
+    model: text("model") ?? "", method: text("method") ?? "gradcam", layer: text("layer") ?? "auto", fit: text("fit") ?? "auto",
+    target: whole("target"), minus: whole("minus"), text: text("text") || undefined, minusText: text("minus_text") || undefined,
+    against: told.has("against"), signed: told.has("signed"), unit: text("unit"), box: text("box"),
+  };
+  const look: Look = {
+    view: oneOf("view", keys(words.views), "overlay"), opacity: Number.isNaN(opacity) ? "heat" : opacity,
+    threshold: whole("threshold") ?? 0, colormap: oneOf("colours", colormaps, ""),
+    bright: told.has("bright") ? told.get("bright") === "1" : undefined,
+  };
+  const query: Query = { question: text("question"), answer: text("answer"),
+    method: oneOf("word_method", keys(words.answerMethods), "tam") };
+  const chosen = text("words")?.split("-").map(Number) as [number, number] | undefined ?? null;
+  return { photo: told.get("photo"), choice, look, query, chosen, beside: text("beside") ?? "", marked: text("marked") ?? "",
+    room: oneOf("room", ["look", "work"] as const, "look"), opened: text("job") ?? "", item: text("item") ?? "" };
+}
+
+const start = viewIn(location.hash);
+export const choice = signal(start.choice);
+export const query = signal(start.query);
 /** The first and the last word that are chosen, by their numbers; null for the default. */
-export const chosen = signal(start.get("words")?.split("-").map(Number) as [number, number] | undefined ?? null);
-export const look = signal<Look>({
-  view: oneOf("view", keys(words.views), "overlay"), opacity: Number.isNaN(opacity) ? "heat" : opacity,
-  threshold: whole("threshold") ?? 0, colormap: oneOf("colours", colormaps, ""),
-  bright: start.has("bright") ? start.get("bright") === "1" : undefined,
-});
+export const chosen = signal(start.chosen);
+export const look = signal(start.look);
 /** What stands beside the map: "model:" and a name, or "photo:" and a digest; "" for nothing. */
-export const beside = signal(start.get("beside") ?? "");
+export const beside = signal(start.beside);
 /** A box that was drawn on the photo of a classifier: its edges, with commas between them. */
-export const marked = signal(start.get("marked") ?? "");
+export const marked = signal(start.marked);
 /** Which part of the page is shown. */
-export const room = signal<"look" | "work">(start.get("room") === "work" ? "work" : "look");
+export const room = signal(start.room);
+/** The job that is open, and the item of it whose picture alone is shown; "" for none. */
+export const opened = signal(start.opened), item = signal(start.item);
+/** Whether the keys are listed, and the step of the tour, from 1; they are not in the address. */
+export const help = signal(false), tour = signal(0);
 export const strip = signal<Photo[]>([]);
 export const current = signal<string | null>(null);
 export const picture = signal<Picture | null>(null);
@@ -102,29 +112,89 @@ export const choose = (part: Partial<Choice>) => batch(() => {
 });
 export const show = (part: Partial<Look>) => { look.value = { ...look.value, ...part }; };
 
-let linked = start.get("photo");
+let linked = start.photo;
 export type ExampleName = keyof typeof words.sampleNames;
 /** The names of the page's own examples by their digests: a link names them, and opens anywhere. */
 export const examples = new Map<string, ExampleName>();
 
+function named(): string | undefined {
+  const digest = current.value ?? linked ?? "";
+  return examples.get(digest) ?? (digest || undefined);
+}
+/** The place that the address had last: Back and Forward go from one to another. All else changes in place. */
+let place = "", stays = true;
+
+/** Changes the view where one is, so that Back does not go to what was before. */
+function inPlace(change: () => void): void {
+  stays = true;
+  try { batch(change); } finally { stays = false; }
+}
+
+type Entry = [string, string | number | undefined | false];
 effect(() => {  // the address follows the view
   const { model, method, layer, fit, target, minus, text, minusText, against, signed, unit, box } = choice.value;
   const { view, opacity, threshold, colormap, bright } = look.value;
   const { question, answer: given, method: by } = query.value;
-  const entries: [string, string | number | undefined | false][] = [
-    ["photo", examples.get(current.value ?? "") ?? current.value ?? linked ?? undefined], ["model", model], ["method", method],
+  const entries: Entry[] = [
+    ["photo", named()], ["model", model], ["method", method],
     ["layer", layer], ["fit", fit], ["target", target], ["minus", minus],
     ["text", text], ["minus_text", text && minusText],
     ["against", against && 1], ["signed", signed && 1], ["unit", unit], ["box", box], ["view", view], ["opacity", opacity],
     ["threshold", threshold || undefined], ["colours", colormap || undefined],
     ["bright", bright === undefined ? undefined : Number(bright)],
     ["beside", beside.value || undefined], ["marked", marked.value || undefined],
-    ["room", room.value === "work" && "work"], ["question", question], ["answer", given],
+    ...(room.value === "work" ? [["room", "work"], ["job", opened.value], ["item", item.value]] satisfies Entry[] : []),
+    ["question", question], ["answer", given],
     ["word_method", question && by], ["words", question && chosen.value?.join("-")]];
   const told = entries.filter(([, value]) => value !== undefined && value !== false && value !== "");
-  history.replaceState(null, "",
+  const now = JSON.stringify([named(), model, room.value, room.value === "work" && [opened.value, item.value], help.value, tour.value]);
+  const isNew = now !== place && !stays;
+  place = now;
+  history[isNew ? "pushState" : "replaceState"](
+    { help: help.value, tour: tour.value, follows: isNew || Boolean((history.state as Past)?.follows) }, "",
     `#${new URLSearchParams(told.map(([name, value]) => [name, String(value)]))}`);
 });
+stays = false;
+
+/** What an entry of the history keeps beside the address, and whether the entry before it is this page's, too. */
+type Past = { help: boolean; tour: number; follows: boolean } | null;
+
+/** Closes what stands over the page: one is where one was before. */
+export function leave(over: Signal<boolean> | Signal<string>): void {
+  if (!over.value) return;
+  if ((history.state as Past)?.follows) history.back();
+  else inPlace(() => { over.value = typeof over.value === "string" ? "" : false; });
+}
+
+/** How far each part of the page is scrolled: one comes back to where one was. */
+export const scrolled = { look: 0, work: 0 };
+let roomBefore = room.peek();
+effect(() => {
+  scrolled[roomBefore] = scrollY;
+  roomBefore = room.value;
+});
+history.scrollRestoration = "manual";
+
+addEventListener("popstate", ({ state }) => inPlace(() => {
+  const view = viewIn(location.hash), past = state as Past;
+  const of = strip.value.find(({ digest }) => [digest, examples.get(digest)].includes(view.photo ?? ""));
+  const isSame = Boolean(of) && current.value === of?.digest, isSameModel = view.choice.model === choice.value.model;
+  const put = <T>(to: Signal<T>, value: T) => { if (JSON.stringify(value) !== JSON.stringify(to.value)) to.value = value; };
+  choose({ ...view.choice, mask: isSame ? choice.value.mask : undefined });
+  put(look, view.look);
+  put(query, view.query);
+  put(chosen, view.chosen);
+  [beside.value, marked.value, room.value, item.value] = [view.beside, view.marked, view.room, view.item];
+  if (view.room === "work") opened.value = view.opened;  // one comes back to what one has found in it
+  [help.value, tour.value] = [past?.help ?? false, past?.tour ?? 0];
+  if (isSame && isSameModel) return;
+  [linked, current.value, shown.value, note.value, problem.value] = [of ? null : view.photo, of?.digest ?? null, null, "", ""];
+  if (isSameModel) void openLinked();
+  else {
+    model.value = null;
+    void begin();
+  }
+}));
 
 /** The parameters of the map that is chosen, at the layer's own size and with its own numbers: the
  * page draws it. */
@@ -317,7 +387,7 @@ const tellLeftOut = (name: string, why: string) => { leftOut.value = [...leftOut
 /** Takes what is no photo out of the strip, and says why. */
 function leaveOut(of: Photo, why: string): void {
   if (!strip.value.includes(of)) return;
-  batch(() => {
+  inPlace(() => {
     tellLeftOut(of.name, why);
     problem.value = "";
     remove(of.digest);
@@ -452,22 +522,26 @@ export const judgeable = computed(() => {
   return model.value?.kind === "classes" && does("evaluate") && !against && !unit && !text;
 });
 
+/** Shows the photo of the address, if the page can get it. */
+async function openLinked(): Promise<void> {
+  if (!linked || current.value) return;
+  const example = keys(words.sampleNames).find((name) => name === linked);
+  const file = example ? null : await photos.kept(linked);
+  if (example) await takeExample(example);
+  else if (file) await add([file]);
+  else note.value = words.missingPhoto;
+}
+
 /** Loads what the page is about; a service that is not ready is asked again. */
 export async function begin(): Promise<void> {
   try {
     const { models: found, takes_text: takes = [] } = await api.models();
     if (!found.length) throw new api.Refused(503, words.noModel);
     [names.value, takers.value] = [found, takes];
-    if (!names.value.includes(choice.value.model)) choose({ model: names.value[0]! });
+    if (!names.value.includes(choice.value.model)) inPlace(() => choose({ model: names.value[0]! }));
     await chooseModel();
     if (!addresses.value) void api.addresses().then((all) => { addresses.value = all; }, () => undefined);
-    if (linked && !current.value) {
-      const example = keys(words.sampleNames).find((name) => name === linked);
-      const file = example ? null : await photos.kept(linked);
-      if (example) await takeExample(example);
-      else if (file) await add([file]);
-      else note.value = words.missingPhoto;
-    }
+    await openLinked();
   } catch (error) {
     const status = error instanceof api.Refused ? error.status : undefined;
     const message = api.textOf(error);

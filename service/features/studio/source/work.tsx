@@ -1,6 +1,6 @@
 // What takes longer than a look: jobs and their clusters, audits, and the drift of a live model.
 
-import { signal, useSignal } from "@preact/signals";
+import { batch, effect, signal, untracked, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { drawn } from "./code";
@@ -9,7 +9,7 @@ import { Curve } from "./curve";
 import type { Photo } from "./photos";
 import { place } from "./smallmap";
 import { save } from "./takealong";
-import { choice, look, model, room, select, serves, strip } from "./view";
+import { choice, item as pictured, leave, look, model, opened, room, select, serves, strip } from "./view";
 import { words } from "./words";
 
 const EVERY = 2000, LISTED = "20";
@@ -20,7 +20,6 @@ const PAGE = 25, BLOCK = 200, LINES = 10_000;
 /** What of a result's line is kept. */
 interface Row { cursor: number; item: string; label: string; probability?: number; warnings: string[]; error?: string }
 export const jobs = signal<api.Job[]>([]);
-const opened = signal<string>("");
 /** The width of a picture of the gallery, in pixels; that of a screen for one alone. */
 const WIDE = 320;
 const results = signal<Row[]>([]), most = signal(BLOCK);
@@ -93,12 +92,6 @@ async function readNew(job: api.Job): Promise<void> {
   }
 }
 
-function open(job: api.Job): void {
-  [opened.value, results.value, most.value, clusters.value, audit.value] = [job.id, [], BLOCK, null, null];
-  [order.value, which.value, label.value, least.value, greatest.value] = ["read", "all", "", 0, 1];
-  void follow(job).catch(said);
-}
-
 /** What a job calls a photo of the strip: its name, unless one before it has the same. */
 const idOf = ({ name, digest }: Photo, at: number, all: Photo[]) =>
   all.findIndex((each) => each.name === name) < at ? `${digest.slice(0, 8)}-${name}` : name;
@@ -115,7 +108,7 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
   for (const { name, blob } of photos) form.append("image", blob, name);
   refusal.value = "";
   try {
-    open(await api.post<api.Job>(`v1/${kind}`, form));
+    opened.value = (await api.post<api.Job>(`v1/${kind}`, form)).id;
     await refresh();
   } catch (error) { said(error); }
 }
@@ -139,31 +132,39 @@ function Thumbnail({ job, item }: { job: string; item: string }) {
   return <img ref={image} alt="" />;
 }
 
-/** The picture of a photo that the page does not have. */
-const pictured = signal<{ item: string; address: string } | null>(null);
-
 /** Opens a photo of a job where one looks. Of a photo that is not the page's own there is the picture alone: the heat
  * is painted on it, so that a model would see something else. */
-async function lookAt(job: string, item: string): Promise<void> {
+function lookAt(item: string): void {
   const own = strip.value.find((...photo) => idOf(...photo) === item);
   refusal.value = "";
-  if (own) {
-    select(own.digest);
-    room.value = "look";
-    return;
-  }
-  const picture = await pictureOf(job, item, screen.width * devicePixelRatio);
-  if (room.value === "work" && opened.value === job) pictured.value = { item, address: URL.createObjectURL(picture) };
+  batch(() => {
+    if (own) {
+      select(own.digest);
+      room.value = "look";
+    } else pictured.value = item;
+  });
 }
 
-function Pictured({ item, address }: { item: string; address: string }) {
-  const dialog = useRef<HTMLDialogElement>(null);
+/** The picture of a photo that the page does not have, once it has come. */
+function Pictured({ job, item }: { job: string; item: string }) {
+  const dialog = useRef<HTMLDialogElement>(null), image = useRef<HTMLImageElement>(null);
   useEffect(() => {
-    dialog.current!.showModal();
-    return () => URL.revokeObjectURL(address);
-  }, [address]);
-  return <dialog ref={dialog} class="pictured" aria-label={item} onClose={() => { pictured.value = null; }}>
-    <img src={address} alt={words.mapOf(item)} />
+    let address = "";
+    const gone = new AbortController();
+    pictureOf(job, item, screen.width * devicePixelRatio, gone.signal).then((picture) => {
+      if (gone.signal.aborted) return;
+      address = URL.createObjectURL(picture);
+      image.current!.src = address;
+      dialog.current!.showModal();
+    }).catch((error: unknown) => {
+      if (gone.signal.aborted) return;
+      said(error);
+      leave(pictured);
+    });
+    return () => { gone.abort(); URL.revokeObjectURL(address); };
+  }, [job, item]);
+  return <dialog ref={dialog} class="pictured" aria-label={item} onClose={() => leave(pictured)}>
+    <img ref={image} alt={words.mapOf(item)} />
     <p>{words.notHere(item)}</p>
     <form method="dialog"><button>{words.close}</button></form>
   </dialog>;
@@ -177,7 +178,7 @@ function Items({ job, items, order = "" }: { job: string; items: { item: string;
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
   return <>
     <ul class="grid">{items.slice(from, to).map(({ item, text, failed }) => <li key={item}>
-      <button type="button" class="map" onClick={() => void lookAt(job, item).catch(said)}>
+      <button type="button" class="map" onClick={() => lookAt(item)}>
         {!failed && <Thumbnail job={job} item={item} />}<span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
     <p class="row">
@@ -206,6 +207,13 @@ const WHICH: Record<Which, (row: Row) => boolean> = {
   all: () => true, warned: ({ warnings }) => warnings.length > 0, unwarned: ({ warnings, error }) => !warnings.length && !error,
   failed: ({ error }) => Boolean(error),
 };
+
+effect(() => {  // what was read is of the job that was open
+  const id = opened.value, job = untracked(() => jobs.value.find((each) => each.id === id));
+  [results.value, most.value, clusters.value, audit.value] = [[], BLOCK, null, null];
+  [order.value, which.value, label.value, least.value, greatest.value] = ["read", "all", "", 0, 1];
+  if (job) untracked(() => void follow(job).catch(said));
+});
 
 function Select<T extends string>({ id, text, of, options }: {
   id: string; text: string; of: { value: T }; options: readonly (readonly [T, string])[] }) {
@@ -311,7 +319,7 @@ function JobView({ job }: { job: api.Job }) {
   const { total, done, failed, left } = job.counts, isOpen = opened.value === job.id;
   return <li>
     <div class="row">
-      <button type="button" aria-expanded={isOpen} onClick={() => isOpen ? (opened.value = "") : open(job)}>
+      <button type="button" aria-expanded={isOpen} onClick={() => { opened.value = isOpen ? "" : job.id; }}>
         {words.job(job.kind, job.model, new Date(job.created).toLocaleString())}</button>
       <progress value={total - left} max={total} aria-label={words.job(job.kind, job.model, job.id)} />
       <span>{words.state(job.state, done, failed, left, job.eta_seconds)}</span>
@@ -355,7 +363,7 @@ export function Work() {
     return () => clearInterval(timer);
   }, []);
   return <main class="work">
-    {pictured.value && <Pictured {...pictured.value} />}
+    {pictured.value && <Pictured job={opened.value} item={pictured.value} />}
     {(refusal.value || problem.value) &&
       <p role="alert" class="card problem">{refusal.value || problem.value}</p>}
     <section class="card" aria-labelledby="jobs-heading">

@@ -431,6 +431,71 @@ def test_a_class_that_is_chosen_keeps_the_focus(page: Page, cat: bytes) -> None:
     expect(chosen).to_be_focused()
 
 
+def test_back_and_forward_go_from_place_to_place(page: Page, address: str, espresso: bytes) -> None:
+    page.get_by_role("button", name="a cat").click()
+    explained(page)
+    take(page, espresso)
+    expect(page.locator(".thumbnail")).to_have_count(2)
+    explained(page)
+    page.locator("#classes button").nth(1).click()
+    explained(page)
+    second, places = state(page), page.evaluate("history.length")
+    page.locator("#opacity").fill("0.3")
+    page.locator("#threshold").fill("0.4")
+    assert page.evaluate("history.length") == places, "a look is no place"
+    page.get_by_role("button", name="Work").click()
+    expect(page.locator("#drift")).to_be_visible()
+    page.keyboard.press("?")
+    keys = page.locator("dialog[open]")
+    expect(keys).to_have_count(1)
+    page.go_back()
+    expect(keys).to_have_count(0)
+    assert state(page)["room"] == "work"
+    page.go_back()
+    explained(page)
+    assert state(page) == {**second, "opacity": "0.3", "threshold": "0.4"}
+    shown = page.locator("#picture")
+    page.go_back()
+    expect(shown).to_have_attribute("aria-label", re.compile("^cat.jpg: "))
+    explained(page)
+    assert state(page)["photo"] == "cat"
+    assert "target" not in state(page)
+    page.go_forward()
+    expect(shown).to_have_attribute("aria-label", re.compile("^photo.png: "))
+    explained(page)
+    assert state(page)["target"] == second["target"]
+    page.reload()
+    expect(shown).to_have_attribute("aria-label", re.compile("^photo.png: "))
+    explained(page)
+    assert state(page)["target"] == second["target"]
+    page.go_back()  # the strip does not have that photo any more
+    expect(shown).to_have_attribute("aria-label", re.compile("^cat.jpg: "))
+    page.go_back()
+    expect(page.locator(".samples")).to_be_visible()
+    assert page.url.startswith(address)
+
+
+def test_what_stands_over_the_page_is_closed_to_where_one_was(page: Page) -> None:
+    page.get_by_role("button", name="a cat").click()
+    explained(page)
+    page.locator("#tour").click()
+    heading = page.locator("#tour-heading")
+    expect(heading).to_contain_text("1 of 5")
+    page.locator("#next").click()
+    expect(heading).to_contain_text("2 of 5")
+    page.go_back()
+    expect(heading).to_contain_text("1 of 5")
+    page.go_back()
+    expect(heading).to_have_count(0)
+    page.get_by_role("button", name="Keyboard shortcuts").click()
+    keys = page.locator("dialog[open]")
+    with page.expect_event("framenavigated"):
+        keys.get_by_role("button", name="Close").click()
+    expect(keys).to_have_count(0)
+    page.go_back()
+    expect(page.locator(".samples")).to_be_visible()
+
+
 def test_a_link_brings_the_view_back(page: Page, address: str, cat: bytes) -> None:
     take(page, cat)
     explained(page)
