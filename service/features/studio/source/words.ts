@@ -352,5 +352,7 @@ export const words = {
   ] as const,
   close: "Close",
   mapOf: (name: string) => `The map on ${name}`,
+  sameName: (name: string) => `The photo called ${name} on this page is another one, or not known to be this one. ` +
+    "Choose the file in “Look” to ask more about it.",
   notHere: (name: string) => `${name} is not on this page. Choose the file in “Look” to ask more about it.`,
 };

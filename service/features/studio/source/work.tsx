@@ -95,11 +95,24 @@ async function readNew(job: api.Job): Promise<void> {
 /** What a job calls a photo of the strip: its name, unless one before it has the same. */
 const idOf = ({ name, digest }: Photo, at: number, all: Photo[]) =>
   all.findIndex((each) => each.name === name) < at ? `${digest.slice(0, 8)}-${name}` : name;
-const ofStrip = () => strip.value.map((photo, ...place) => ({ name: idOf(photo, ...place), blob: photo.blob }));
+const ofStrip = () => strip.value.map((photo, ...place) => ({ name: idOf(photo, ...place), blob: photo.blob, digest: photo.digest }));
+
+type Sent = [job: string, digests: Record<string, string>];
+const SENT = "gradcam-sent";
+/** The photos of the jobs that this browser sent, the latest job first: each item's digest. A name may be that of several. */
+const sent: Sent[] = (() => {
+  try { return JSON.parse(localStorage.getItem(SENT) ?? "[]") as Sent[]; } catch { return []; }
+})();
+
+function keepSent(job: string, photos: { name: string; digest?: string }[]): void {
+  sent.unshift([job, Object.fromEntries(photos.flatMap(({ name, digest }) => digest ? [[name, digest]] : []))]);
+  sent.length = Math.min(sent.length, Number(LISTED));
+  try { localStorage.setItem(SENT, JSON.stringify(sent)); } catch { /* the page knows it until it is left */ }
+}
 
 /** Sends the photos of the strip, or those of a folder, to be explained or audited. A box is of one photo alone. A
  * threshold hides nothing in a picture of the service: it would change what is hot, and the warnings of that. */
-async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob }[]): Promise<void> {
+async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob; digest?: string }[]): Promise<void> {
   const form = new FormData();
   const parameters = kind === "audits" ? { fit: choice.value.fit }
     : drawn({ ...choice.value, box: undefined }, { ...look.value, view: "overlay", threshold: 0 });
@@ -108,7 +121,9 @@ async function send(kind: "jobs" | "audits", photos: { name: string; blob: Blob 
   for (const { name, blob } of photos) form.append("image", blob, name);
   refusal.value = "";
   try {
-    opened.value = (await api.post<api.Job>(`v1/${kind}`, form)).id;
+    const { id } = await api.post<api.Job>(`v1/${kind}`, form);
+    keepSent(id, photos);
+    opened.value = id;
     await refresh();
   } catch (error) { said(error); }
 }
@@ -134,8 +149,8 @@ function Thumbnail({ job, item }: { job: string; item: string }) {
 
 /** Opens a photo of a job where one looks. Of a photo that is not the page's own there is the picture alone: the heat
  * is painted on it, so that a model would see something else. */
-function lookAt(item: string): void {
-  const own = strip.value.find((...photo) => idOf(...photo) === item);
+function lookAt(job: string, item: string): void {
+  const digest = sent.find(([id]) => id === job)?.[1][item], own = strip.value.find((each) => each.digest === digest);
   refusal.value = "";
   batch(() => {
     if (own) {
@@ -165,7 +180,7 @@ function Pictured({ job, item }: { job: string; item: string }) {
   }, [job, item]);
   return <dialog ref={dialog} class="pictured" aria-label={item} onClose={() => leave(pictured)}>
     <img ref={image} alt={words.mapOf(item)} />
-    <p>{words.notHere(item)}</p>
+    <p>{strip.value.some(({ name }) => name === item) ? words.sameName(item) : words.notHere(item)}</p>
     <form method="dialog"><button>{words.close}</button></form>
   </dialog>;
 }
@@ -178,7 +193,7 @@ function Items({ job, items, order = "" }: { job: string; items: { item: string;
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
   return <>
     <ul class="grid">{items.slice(from, to).map(({ item, text, failed }) => <li key={item}>
-      <button type="button" class="map" onClick={() => lookAt(item)}>
+      <button type="button" class="map" onClick={() => lookAt(job, item)}>
         {!failed && <Thumbnail job={job} item={item} />}<span>{item}<br /><small>{text}</small></span></button></li>)}
     </ul>
     <p class="row">

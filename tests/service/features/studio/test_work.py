@@ -320,6 +320,42 @@ def test_photos_of_one_name_are_items_of_one_job(work: Page, cat: bytes, espress
     assert state(work)["photo"] == second
 
 
+def test_a_result_opens_its_own_photo_and_no_other_of_its_name(
+    work: Page, cat: bytes, espresso: bytes
+) -> None:
+    take(work, cat)
+    take(work, espresso)
+    expect(work.locator(".thumbnail")).to_have_count(2)
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    work.locator("#job").click()
+    job = work.locator(".jobs > li").first
+    expect(job).to_contain_text("done: 2 finished", timeout=2 * READY)
+    work.get_by_role("button", name="Look").click()
+    work.get_by_label("Remove photo.png").first.click()
+    expect(work.locator(".thumbnail")).to_have_count(1)
+    second = state(work)["photo"]
+    work.get_by_role("button", name="Work").click()
+    job.locator("button.map", has_text="Egyptian cat").first.click()
+    picture = work.locator("dialog.pictured")
+    expect(picture).to_contain_text("photo.png on this page is another one")
+    work.go_back()
+    expect(picture).to_have_count(0)
+    work.go_forward()
+    expect(picture).to_be_visible()
+    picture.get_by_role("button", name="Close").click()
+    expect(picture).to_have_count(0)
+    work.reload()
+    work.get_by_role("button", name="Look").click()
+    explained(work)
+    work.get_by_role("button", name="Work").click()
+    job.locator("button.map", has_text="espresso").first.click()
+    explained(work)
+    assert state(work)["photo"] == second
+    work.go_back()
+    expect(job.locator(".grid").first.locator("li")).to_have_count(2)
+
+
 def test_of_large_photos_a_job_s_small_pictures_are_read(work: Page) -> None:
     large = Image.fromarray(skimage.data.chelsea()).resize((1804, 1200))
     take(work, *(encoded(each, "PNG") for each in (large, ImageOps.mirror(large))))
