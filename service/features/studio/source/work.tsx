@@ -1,6 +1,6 @@
 // What takes longer than a look: jobs and their clusters, audits, and the drift of a live model.
 
-import { batch, effect, signal, untracked, useSignal } from "@preact/signals";
+import { batch, effect, signal, untracked, type Signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import * as api from "./api";
 import { drawn } from "./code";
@@ -185,9 +185,21 @@ function Pictured({ job, item }: { job: string; item: string }) {
   </dialog>;
 }
 
-function Items({ job, items, order = "" }: { job: string; items: { item: string; text: string; failed?: boolean }[]; order?: string }) {
-  const page = useSignal(0), count = useSignal(FEW);
-  useEffect(() => { page.value = 0; }, [order]);
+/** Where one is in a list of the job that is open: its page, how many pictures stand there, whether it is unfolded, and
+ * the order that the page is of. */
+interface List { page: Signal<number>; count: Signal<number>; isOpen: Signal<boolean>; order: string }
+/** The lists by their names: one comes back to where one was. */
+const lists = new Map<string, List>();
+
+function listOf(name: string, order = "", isOpen = false): List {
+  const list = lists.get(name) ?? { page: signal(0), count: signal(FEW), isOpen: signal(isOpen), order };
+  lists.set(name, list);
+  return list;
+}
+
+function Items({ job, name, items, order = "" }: { job: string; name: string; items: { item: string; text: string; failed?: boolean }[]; order?: string }) {
+  const list = listOf(name, order), { page, count } = list;
+  useEffect(() => { if (list.order !== order) [list.order, page.value] = [order, 0]; }, [order]);
   const pages = Math.ceil(items.length / MOST), at = Math.max(Math.min(page.value, pages - 1), 0);
   const from = at * MOST, to = Math.min(from + count.value, items.length);
   const turn = (by: number) => () => { [page.value, count.value] = [at + by, FEW]; };
@@ -227,6 +239,7 @@ effect(() => {  // what was read is of the job that was open
   const id = opened.value, job = untracked(() => jobs.value.find((each) => each.id === id));
   [results.value, most.value, clusters.value, audit.value] = [[], BLOCK, null, null];
   [order.value, which.value, label.value, least.value, greatest.value] = ["read", "all", "", 0, 1];
+  lists.clear();
   if (job) untracked(() => void follow(job).catch(said));
 });
 
@@ -263,7 +276,7 @@ function Results({ job }: { job: api.Job }) {
         <button type="button" id="read-more" onClick={() => readMore(most.value + BLOCK)}>
           {words.readMore(Math.min(ready - all.length, BLOCK))}</button>{" "}
         <button type="button" id="read-all" onClick={() => readMore(Infinity)}>{words.readAll}</button></>}</p>
-    <Items job={job.id} order={[order, which, label, least, greatest].map(({ value }) => value).join(" ")} items={items.map(({ item, label, probability, warnings, error }) => ({ item, failed: Boolean(error), text: error ??
+    <Items job={job.id} name="results" order={[order, which, label, least, greatest].map(({ value }) => value).join(" ")} items={items.map(({ item, label, probability, warnings, error }) => ({ item, failed: Boolean(error), text: error ??
       `${label}${probability === undefined ? "" : ` ${probability.toFixed(3)}`}${warnings.length ? `; ${words.warned(warnings.length)}` : ""}` }))} />
     <Downloads job={job} />
   </>;
@@ -298,25 +311,27 @@ function Mean({ mean }: { mean: number[][] }) {
 }
 
 /** A cluster, whose pictures are fetched once it is opened. */
-function Cluster({ job, group }: { job: string; group: api.Cluster }) {
-  const unfolded = useSignal(false);
-  return <details onToggle={(event) => { unfolded.value = event.currentTarget.open; }}>
+function Cluster({ job, of, group }: { job: string; of: string; group: api.Cluster }) {
+  const name = `${group.cluster} ${of}`, { isOpen } = listOf(name);
+  return <details open={isOpen.value} onToggle={(event) => { isOpen.value = event.currentTarget.open; }}>
     <summary class="cluster"><Mean mean={group.mean} /> {words.clusterOf(group.items.length)}{" "}
       {group.suspect && <strong class="warning">{words.suspect}</strong>} {group.sentences.join("; ")}</summary>
-    {unfolded.value && <Items job={job} items={group.items.map((item) => ({ item, text: "" }))} />}
+    {isOpen.value && <Items job={job} name={name} items={group.items.map((item) => ({ item, text: "" }))} />}
   </details>;
 }
 
 function Clusters({ job, found }: { job: string; found: api.JobClusters }) {
   return <>
     <h3>{words.clusters}</h3>
-    {found.classes.map(({ class: of, maps, note, own_place: own, clusters: groups }) =>
-      <details key={of.label} open={groups.some(({ suspect }) => suspect)}>
+    {found.classes.map(({ class: of, maps, note, own_place: own, clusters: groups }) => {
+      const { isOpen } = listOf(of.label, "", groups.some(({ suspect }) => suspect));
+      return <details key={of.label} open={isOpen.value} onToggle={(event) => { isOpen.value = event.currentTarget.open; }}>
         <summary>{of.label}: {words.mapsIn(maps, groups.length)}</summary>
         {note && <p class="soft">{note}</p>}
         {own && <p class="warning">{own.sentence}</p>}
-        {groups.map((group) => <Cluster key={group.cluster} job={job} group={group} />)}
-      </details>)}
+        {groups.map((group) => <Cluster key={group.cluster} job={job} of={of.label} group={group} />)}
+      </details>;
+    })}
   </>;
 }
 

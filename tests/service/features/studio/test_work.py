@@ -356,6 +356,35 @@ def test_a_result_opens_its_own_photo_and_no_other_of_its_name(
     expect(job.locator(".grid").first.locator("li")).to_have_count(2)
 
 
+def test_one_comes_back_to_the_place_in_a_long_list(work: Page) -> None:
+    offers(work, 400)
+    work.get_by_role("button", name="Work").click()
+    work.locator(".jobs button").first.click()
+    work.locator("#read-more").click()
+    expect(work.locator("#read")).to_have_text("400 of 400 results.")
+    work.locator(".jobs .after").click()
+    work.get_by_role("button", name="Show more").click()
+    results = work.locator(".jobs ul.grid > li")
+    expect(results).to_have_count(48)
+    results.nth(40).scroll_into_view_if_needed()
+    scrolled = work.evaluate("scrollY")
+    assert scrolled > 300
+    press = "button => button.click()"  # without scrolling to it
+    for comes_back in (
+        lambda: work.get_by_role("button", name="Work").evaluate(press),
+        work.go_back,
+    ):
+        work.get_by_role("button", name="Look").evaluate(press)
+        expect(work.locator(".samples")).to_be_visible()
+        comes_back()
+        expect(results).to_have_count(48)
+        expect(results.nth(40)).to_be_in_viewport()
+        assert abs(work.evaluate("scrollY") - scrolled) <= 1
+        expect(work.locator(".jobs")).to_contain_text("Results 193 to 240 of 400")
+    work.locator("#order").select_option("class")
+    expect(work.locator(".jobs")).to_contain_text("Results 1 to 48 of 400")
+
+
 def test_of_large_photos_a_job_s_small_pictures_are_read(work: Page) -> None:
     large = Image.fromarray(skimage.data.chelsea()).resize((1804, 1200))
     take(work, *(encoded(each, "PNG") for each in (large, ImageOps.mirror(large))))
