@@ -126,7 +126,7 @@ function CellView({ cell, bare = false }: { cell: Cell; bare?: boolean }) {
     {problem ? <small title={problem}>{problem}</small> : bare || !told || isQuick(told) ? <small>{busy && words.waiting}</small>
       : <button type="button" aria-disabled={busy} onClick={() => {
         if (!busy) void compute(cell, choice.value, photo.value!, filling.signal);
-      }}>{busy ? words.waiting : words.compute(told.budget ? `${told.budget} passes` : told.cost)}</button>}
+      }}>{busy ? words.waiting : words.compute(told.budget || told.cost)}</button>}
     {!bare && <span>{of}</span>}
   </div>;
 }

@@ -1,5 +1,8 @@
 // Every English text of the page.
 
+/** A count with its noun: "1 map", "2 maps". */
+const counted = (count: number, noun: string, many = `${noun}s`) => `${count} ${count === 1 ? noun : many}`;
+
 export const words = {
   title: "What does the model look at?",
   api: "API",
@@ -52,9 +55,9 @@ export const words = {
   layerSlider: "Layer, from edges to objects",
   lastLayer: "the last layer of the network with places, before they are pooled into one answer",
   endOfStage: (stage: number, of: number) => `the end of stage ${stage} of ${of} of the network`,
-  layerOf: (at: number, of: number) => `number ${at} of the ${of} layers that have places, counted from the photo`,
+  layerOf: (at: number, of: number) => of === 1 ? "the only layer that has places" : `number ${at} of the ${of} layers that have places, counted from the photo`,
   layerTold: (name: string, what: string, grid: string, pixels: string, input: string) =>
-    `${name} is ${what}. It has ${grid} places, one for each ${pixels} pixels of the ${input} that the model gets.`,
+    `${name} is ${what}. It has ${grid === "1 × 1" ? "one place" : `${grid} places`}, one for each ${pixels} pixels of the ${input} that the model gets.`,
   layersJoined: (names: string) => `The method joins the maps of ${names.split(" + ").length} layers: ${names.replaceAll(" + ", ", ")}.`,
   atInput: "The map is made at the model's input: each pixel has a number of its own.",
   ofPatches: (grid: string) => `The map is made of all layers. It has ${grid} places, one for each patch of the photo.`,
@@ -106,7 +109,7 @@ export const words = {
   agreementHint: "The number below a map is its agreement with the map on the screen, by rank correlation: ",
   agreementMeans: "1 if both order all places alike, 0 if they have nothing in common, −1 if one has the order of the " +
     "other in reverse.",
-  compute: (passes: string) => `Compute (${passes})`,
+  compute: (passes: number | string) => `Compute (${typeof passes === "number" ? counted(passes, "pass", "passes") : passes})`,
   together: (correlation: string) => `agreement ${correlation}`,
   take: "Take along",
   link: "Copy a link to this view",
@@ -159,7 +162,7 @@ export const words = {
   phases: { room: "waiting for memory", forward_backward: "model", preprocess: "preparing", decode: "decoding",
     queue: "waiting for the model", render: "drawing" } as Record<string, string>,
   cached: "From this page's memory.",
-  passes: (made: number, of: number) => `${made} of ${of} passes`,
+  passes: (made: number, of: number) => `${made} of ${counted(of, "pass", "passes")}`,
   notReady: (reason: string) => `Not ready: ${reason}. This page tries again.`,
   noModel: "there is no model yet",
   busy: (seconds: number) => `The service is busy. This page asks again in ${seconds} s.`,
@@ -213,7 +216,7 @@ export const words = {
   how: (method: string, layer: string, fit: string) => `${method}${layer && ` at ${layer}`}, ${fit}`,
   warnings: "Before you believe it",
   summed: (doubts: number, judged: string) =>
-    `${doubts ? `${doubts} ${doubts === 1 ? "warning" : "warnings"}` : "No warning"}, ${judged || "not judged yet"}`,
+    `${doubts ? counted(doubts, "warning") : "No warning"}, ${judged || "not judged yet"}`,
   none: "Known: no check of the service gave a warning.",
   notJudged: "Not known: whether the hot places matter to the model. The map is not judged yet.",
   notMeasured: "Not known: whether the hot places matter to the model. The page cannot measure that here.",
@@ -295,18 +298,18 @@ export const words = {
   atLeast: "Probability from",
   atMost: "Probability up to",
   found: (shown: number, read: number, ready: number) =>
-    `${shown} of ${read} results${ready > read ? `; ${read} of ${ready} are read.` : "."}`,
+    `${shown} of ${counted(read, "result")}${ready > read ? `; ${read} of ${ready} ${read === 1 ? "is" : "are"} read.` : "."}`,
   readMore: (count: number) => `Read ${count} more`,
   readAll: "Read all",
-  warned: (count: number) => count === 1 ? "1 warning" : `${count} warnings`,
+  warned: (count: number) => counted(count, "warning"),
   download: "Download:",
   downloads: { zip: "ZIP with pictures", parquet: "table (Parquet)", csv: "clusters (CSV)", ndjson: "lines (NDJSON)" } as const,
   clusters: "Clusters of the maps",
   mapsIn: (maps: number, clusters: number) =>
-    clusters ? `${maps} maps in ${clusters} clusters` : maps === 1 ? "1 map" : `${maps} maps`,
-  clusterOf: (count: number) => count === 1 ? "1 map." : `${count} maps.`,
+    `${counted(maps, "map")}${clusters ? ` in ${counted(clusters, "cluster")}` : ""}`,
+  clusterOf: (count: number) => `${counted(count, "map")}.`,
   suspect: "Suspect:",
-  photosMeasured: (count: number) => count === 1 ? "1 photo is measured." : `${count} photos are measured.`,
+  photosMeasured: (count: number) => `${counted(count, "photo is", "photos are")} measured.`,
   recommends: (method: string, layer: string, reason: string) => `It recommends ${method} at ${layer}: ${reason}.`,
   noRecommendation: (why: string) => `It recommends nothing${why && `: ${why}`}.`,
   report: "The whole report",
@@ -315,9 +318,9 @@ export const words = {
   unmoved: "They have not moved.",
   unknown: (why: string) => `Whether they have moved is not known: ${why}.`,
   compared: (recorded: number, photos: number) =>
-    `${recorded} maps were compared with those of ${photos} reference photos.`,
+    `${counted(recorded, "map was", "maps were")} compared with those of ${counted(photos, "reference photo")}.`,
   noReference: (recorded: number) =>
-    `${recorded} maps were counted. There is no reference to compare them with: make one with gradcam reference.`,
+    `${counted(recorded, "map was", "maps were")} counted. There is no reference to compare ${recorded === 1 ? "it" : "them"} with: make one with gradcam reference.`,
   tour: "Tour",
   tourAt: (at: number, of: number, title: string) => `${at} of ${of}: ${title}`,
   previous: "Back",

@@ -432,6 +432,16 @@ def test_a_job_that_is_refused_says_why(work: Page, cat: bytes) -> None:
     expect(work.locator(".jobs > li").first).to_contain_text("done: 1 finished", timeout=2 * READY)
 
 
+def test_one_is_counted_as_one(page: Page) -> None:
+    told = {"made": None, "photos": 0, "recorded": 1, "moved": None, "missing": None, "shifts": []}
+    page.route("**/drift", lambda route: route.fulfill(json=told))
+    expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
+    page.get_by_role("button", name="Work").click()
+    expect(page.locator("#drift")).to_contain_text(
+        "1 map was counted. There is no reference to compare it"
+    )
+
+
 def test_drift_is_drawn_beside_the_reference(page: Page) -> None:
     shift = {
         "index": None,
