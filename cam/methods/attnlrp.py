@@ -48,27 +48,27 @@ def attnlrp(subject: Subject) -> Steps:
     return Attribution((slopes * subject.image[0].float()).sum(1))
 
 
-def attnlrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str | None:
-    """Return the reason why a model has no AttnLRP for images like `image`, (1, C, H, W), as half a
-    sentence; None if it has one."""
-    try:
-        with (
-            _failures_told(),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            evaluating(model),
-            _rules(model) as rules,
-        ):
-            forward(model, image.clone().requires_grad_(), reading)
-        _require_attention(rules)
-    except MethodUnsuited as error:
-        return str(error)
-    return None
+def require_rules(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> None:
+    """Check that a model has AttnLRP for images like `image`, (1, C, H, W).
+
+    Raises:
+        MethodUnsuited: if it has none.
+    """
+    with (
+        _failures_told(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        evaluating(model),
+        _rules(model) as rules,
+    ):
+        forward(model, image.clone().requires_grad_(), reading)
+    _require_attention(rules)
 
 
-def unsuited(trial: Trial, name: str) -> str | None:
-    """Return why a model does not suit AttnLRP: see `Method.unsuited`."""
-    return None if trial.stop else attnlrp_problem(trial.model, trial.image, trial.reading)
+def unsuited(trial: Trial, name: str) -> None:
+    """Check that a model suits AttnLRP: see `Method.unsuited`."""
+    if not trial.stop:
+        require_rules(trial.model, trial.image, trial.reading)
 
 
 @contextmanager

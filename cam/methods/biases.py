@@ -166,11 +166,6 @@ def _bias(module: Any) -> Tensor | None:
     return None
 
 
-def unsuited(trial: Trial, name: str) -> str | None:
-    """Return why a model does not suit FullGrad: see `Method.unsuited`.
-
-    Raises:
-        MethodUnsuited: the reason.
-    """
+def unsuited(trial: Trial, name: str) -> None:
+    """Check that a model suits FullGrad: see `Method.unsuited`."""
     require_biases(trial.model)
-    return None

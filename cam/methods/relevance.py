@@ -75,19 +75,15 @@ def lrp(subject: Subject) -> Steps:
     return Attribution.of_colours(relevance, scores)
 
 
-def lrp_problem(model: nn.Module, image: Tensor, reading: Reading = AUTO) -> str | None:
-    """Return the reason why a model has no LRP for images like `image`, (1, C, H, W), as half a
-    sentence; None if it has one. Whether the score is conserved depends on the image."""
-    try:
-        ruled(model, image, reading)
-    except MethodUnsuited as error:
-        return str(error)
-    return None
+def unsuited(trial: Trial, name: str) -> None:
+    """Check that a model suits LRP: see `Method.unsuited`. Whether the score is conserved depends
+    on the image.
 
-
-def unsuited(trial: Trial, name: str) -> str | None:
-    """Return why a model does not suit LRP: see `Method.unsuited`."""
-    return None if trial.stop else lrp_problem(trial.model, trial.image, trial.reading)
+    Raises:
+        MethodUnsuited: see `lrp`.
+    """
+    if not trial.stop:
+        ruled(trial.model, trial.image, trial.reading)
 
 
 @torch.inference_mode(False)

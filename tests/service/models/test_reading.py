@@ -283,8 +283,8 @@ def test_a_check_that_raises_makes_its_method_unsuited_and_no_other(
         raise ValueError("batch_norm eps must be positive")
 
     for module, name in (
-        (relevance, "lrp_problem"),
-        (attnlrp, "attnlrp_problem"),
+        (relevance, "ruled"),
+        (attnlrp, "require_rules"),
         (attention, "attention_problems"),
         (biases, "require_biases"),
     ):
