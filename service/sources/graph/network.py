@@ -435,7 +435,7 @@ def _cut(
     for number, (start, stop) in enumerate(pairwise(ends)):
         name = names[number] if number < len(names) else "head"
         if number >= torch_from:
-            inside = _after(start, ordered, stop)
+            inside = _between(start.get_node(), ordered, stop)
             part: nn.Module = TorchSegment(Operations(inside, start, stop), batch)
         else:
             part = NetworkPart(_part(network, start, stop), batch)
@@ -470,12 +470,6 @@ def _between(
         for operation in ordered
         if operation.get_name() in reached & needed and operation.get_name() != start.get_name()
     ]
-
-
-def _after(
-    start: openvino.Output, ordered: Sequence[openvino.Node], end: openvino.Output
-) -> list[openvino.Node]:
-    return _between(start.get_node(), ordered, end)
 
 
 def _layers(
