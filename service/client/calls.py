@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from service.client.photos import Named, Photo, read
+from service.client.photos import Named, Photo, field_of, read
 
 JSON = "application/json"
 ANY_IMAGE = "image/x-unknown"
@@ -79,11 +79,8 @@ def about_photo(
     if simple and not isinstance(content, Named):
         headers = {"Accept": accept, "Content-Type": ANY_IMAGE}
         return Request("POST", path, query_of(parameters), headers, content)
-    if isinstance(content, Named):
-        image = {content.field: content.address}
-    else:
-        image = {"b64": base64.b64encode(content).decode("ascii")}
-    document = {"instances": [{"image": image}], "parameters": _given(parameters)}
+    instance = {"image": field_of(content)}
+    document = {"instances": [instance], "parameters": _given(parameters)}
     headers = {"Accept": accept, "Content-Type": JSON}
     return Request("POST", path, (), headers, to_json(document))
 

@@ -60,9 +60,8 @@ def read(photo: Photo) -> bytes | Named:
     )
 
 
-def field_of(photo: Photo) -> dict[str, str]:
-    """Return a photo as the field `image` of an instance in JSON."""
-    content = read(photo)
+def field_of(content: bytes | Named) -> dict[str, str]:
+    """Return what `read` returned as the field `image` of an instance in JSON."""
     if isinstance(content, Named):
         return {content.field: content.address}
     return {"b64": base64.b64encode(content).decode("ascii")}
@@ -80,10 +79,10 @@ def instance_of(item: Photo | Mapping[str, Any], index: int) -> dict[str, Any]:
             keys = ", ".join(map(str, item)) or "none"
             raise ValueError(f"instance {index} has no image; its keys are {keys}")
         image = item["image"]
-        sent = image if isinstance(image, Mapping) else field_of(image)
+        sent = image if isinstance(image, Mapping) else field_of(read(image))
         return {"id": str(index), **item, "image": sent}
     name = fspath(item) if isinstance(item, (str, PathLike)) else str(index)
-    return {"id": name, "image": field_of(item)}
+    return {"id": name, "image": field_of(read(item))}
 
 
 def _content(path: Path) -> bytes:
