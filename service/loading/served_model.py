@@ -35,7 +35,7 @@ from cam.outputs.output import Output
 from cam.outputs.outputs import outputs_of, size_of
 from cam.outputs.reading import logits_of
 from cam.positions.locate import declare
-from service.core.choices import Activation, RuntimeName
+from service.core.choices import RuntimeName
 from service.core.disk_cache import OFF, DiskCache, KeyedCache
 from service.core.errors import ConfigError, typed_line
 from service.core.files import why_unreadable
@@ -156,7 +156,9 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     forms = entry, entry.model_copy(update=ANYWHERE)
     kept, packages = map(cache.of, keys_of(forms, module, preprocessing, device))
     known = None if source_of(entry.source)[0].is_code else recalled(kept)
-    need = known.activations if known else _need(entry, module, shape, dtype)
+    need = known.activations if known else NONE
+    if not (known or entry.is_graph):
+        need = activations(module, shape, dtype)
     entry = fitted(entry, need, size_of(image), device, examined=known is not None)
     with _mistakes_of(entry, module, image):
         seen = _examined(entry, built, module, image, need, known, kept, count)
@@ -168,6 +170,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
     labels = _checked(entry, given, built, seen.said, binary=seen.binary)
     kind = seen.said.kind
     assert kind != "features"  # `_reading` refuses it
+    assert reading.activation != "auto"  # `_reading` has resolved it
     fingerprint = fingerprint_of(entry, module, preprocessing, default or "", labels, reading)
     named = (default,) if default else ()
     audited = _audited(entry, fingerprint, layers)
@@ -182,7 +185,7 @@ def load(entry: ModelEntry, cache: DiskCache = OFF) -> ServedModel:
         normalise=Normalisation(preprocessing, device),
         kind=kind,
         reading=reading,
-        activation=_activation(reading),
+        activation=reading.activation,
         activation_reason=seen.reason,
         labels=labels,
         classes=classes if classes is not None else len(labels),
@@ -350,12 +353,6 @@ class _Seen:
     head: PooledHead | None
 
 
-def _need(
-    entry: ModelEntry, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype
-) -> Activations:
-    return NONE if entry.is_graph else activations(module, shape, dtype)
-
-
 def _examined(
     entry: ModelEntry,
     built: Built,
@@ -493,11 +490,6 @@ def _unnamed(
     )
     log.warning("model %s: %s", entry.name, reason)
     return reason
-
-
-def _activation(reading: Reading) -> Activation:
-    assert reading.activation != "auto"  # `_reading` has resolved it
-    return reading.activation
 
 
 def _info(layer: Layer) -> LayerInfo:
