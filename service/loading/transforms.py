@@ -48,10 +48,9 @@ def preprocessing_of(
         ConfigError: if the resized photo would be smaller than the input.
     """
     height, width = size
-    if entry.input_size is not None:
+    if sides := entry.input_sides:
         ratio = shorter_side / min(size)
-        given = entry.input_size
-        height, width = (given, given) if isinstance(given, int) else given
+        height, width = sides
         shorter_side = math.floor(min(height, width) * ratio)
     if entry.crop_ratio is not None:
         shorter_side = math.floor(min(height, width) / entry.crop_ratio)

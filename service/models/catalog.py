@@ -274,7 +274,7 @@ class ModelEntry(AnyEntry):
 
     @property
     def file(self) -> Path | None:
-        """The file that the entry was read from, or None."""
+        """The file that the entry was read from; None if the operator has not written it."""
         return self._file
 
     def of_file(self, file: Path | None) -> ModelEntry:
@@ -290,9 +290,10 @@ class ModelEntry(AnyEntry):
         return tuple(self.model_copy(update={"device": device}) for device in devices)
 
     @property
-    def is_from_file(self) -> bool:
-        """Whether the entry was read from models.toml, so that the operator has written it."""
-        return self._file is not None
+    def input_sides(self) -> tuple[int, int] | None:
+        """Height and width of the model's input, if the entry has them."""
+        size = self.input_size
+        return (size, size) if isinstance(size, int) else size
 
     @property
     def is_graph(self) -> bool:

@@ -30,13 +30,7 @@ log = logging.getLogger(__name__)
 def build(entry: ModelEntry, what: str, classes: int | None) -> Built:
     file = check(entry, what)
     wanted = {entry.layer, *entry.method_layers.values()} - {"auto"}
-    size = entry.input_size
-    wish = Wish(
-        entry.output,
-        entry.activation,
-        (size, size) if isinstance(size, int) else size,
-        tuple(sorted(wanted)),
-    )
+    wish = Wish(entry.output, entry.activation, entry.input_sides, tuple(sorted(wanted)))
     try:
         graph = read_graph(file, wish)
     except GraphError as error:
@@ -75,7 +69,7 @@ def check(entry: ModelEntry, what: str) -> Path:
         ConfigError: if there is no such file, or if the entry asks for what OpenVINO does not do.
     """
     file, form = entry.path(what), FORMS[entry.source.partition(":")[0]]
-    if not entry.is_from_file:
+    if entry.file is None:
         raise entry.mistake("source", "a network in a file is named in models.toml, not over HTTP")
     if not is_installed():
         raise entry.mistake(

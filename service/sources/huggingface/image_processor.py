@@ -71,7 +71,7 @@ def preprocessing_of_processor(entry: ModelEntry, processor: Any) -> Preprocessi
     made = [_made(entry, processor, photo) for photo in photos]
     sizes = {tensor.shape[1:] for tensor in made}
     if len(sizes) > 1:
-        if entry.input_size is None:
+        if not (sides := entry.input_sides):
             raise _refusal(
                 entry,
                 processor,
@@ -79,9 +79,7 @@ def preprocessing_of_processor(entry: ModelEntry, processor: Any) -> Preprocessi
                 "needs one size",
                 "set input_size in the entry, into which photos are fitted with a border",
             )
-        size = entry.input_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return _overridden(entry, stated, (height, width), min(height, width), "pad")
+        return _overridden(entry, stated, sides, min(sides), "pad")
     ((height, width),) = sizes
     order: ChannelOrder = "bgr" if stated.reversed else "rgb"
     bare = ModelEntry(name=entry.name, source=entry.source, channel_order=order)

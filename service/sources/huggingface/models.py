@@ -50,7 +50,7 @@ def place_of(entry: ModelEntry, what: str) -> str:
         ConfigError: if there is no such folder, and the text is not a name on the hub.
     """
     folder = entry.path(what)
-    if entry.is_from_file and folder.is_dir():
+    if entry.file and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise entry.mistake("source", f"the folder {folder} has no config.json")
         _check_folder(entry, folder)
@@ -188,13 +188,12 @@ def prepared(entry: ModelEntry, place: str) -> Preprocessing:
         ConfigError: if there is no image processor, or if it cannot be represented.
     """
     if all(getattr(entry, key) is not None for key in WHOLE):
-        size = entry.input_size
-        assert size is not None
-        height, width = (size, size) if isinstance(size, int) else size
+        sides = entry.input_sides
+        assert sides
         return preprocessing_of(
             entry,
-            size=(height, width),
-            shorter_side=min(height, width),
+            size=sides,
+            shorter_side=min(sides),
             mean=(),
             std=(),
             interpolation="bilinear",
