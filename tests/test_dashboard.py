@@ -14,6 +14,7 @@ import yaml
 
 from service.core.metrics import SECONDS, Metrics
 from service.features.drift.metrics import DriftMetrics
+from service.features.jobs.metrics import JobMetrics
 from service.features.open_inference import adapter as open_inference
 from service.http.about import PROBES
 
@@ -35,6 +36,7 @@ def exposed() -> dict[str, set[str]]:
     """Metric → its series' names, as /metrics has them; when each was made is not told apart."""
     metrics = Metrics()
     metrics.own(DriftMetrics)
+    metrics.own(JobMetrics)
     text = metrics.render([]).decode()
     families = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     return {
@@ -48,7 +50,8 @@ def labels() -> dict[str, set[str]]:
     """Metric → the labels that the service gives it."""
     own = {name: set[str]() for name in exposed()}
     metrics = Metrics()
-    for metric in [*vars(metrics).values(), *vars(metrics.own(DriftMetrics)).values()]:
+    of_features = [metrics.own(DriftMetrics), metrics.own(JobMetrics)]
+    for metric in [each for one in (metrics, *of_features) for each in vars(one).values()]:
         for family in metric.describe() if hasattr(metric, "_labelnames") else ():
             for name in own.keys() & {family.name, f"{family.name}_total"}:
                 own[name] = set(metric._labelnames)
