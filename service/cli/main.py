@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
 from contextlib import ExitStack
-from pathlib import Path
+from itertools import starmap
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
 from service.core.threads import spin_briefly
 from service.features import COMMANDS
-from service.local.options import Models
+from service.local.options import Command, with_options
 from service.models.catalog import EMBEDDED, configured
 from service.process.listener import listen
 from service.process.supervisor import supervise
@@ -69,36 +70,23 @@ def main_options(
     context.obj = Settings
 
 
+def _as_option(name: str, told: str) -> inspect.Parameter:
+    """Return a setting as an option of `serve`."""
+    kind: Any = Settings.model_fields[name].annotation
+    option = typer.Option(f"--{name.replace('_', '-')}", help=told)
+    kept = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kept, default=None, annotation=Annotated[kind | None, option])
+
+
+def _serve_options(command: Command) -> Command:
+    return with_options(command, starmap(_as_option, Settings.options().items()))
+
+
 # KServe adds arguments of its own to those of a container.
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def serve(
-    context: typer.Context,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    probe_port: Annotated[
-        int | None, typer.Option(help="Port on which the supervisor answers probes; 0: none.")
-    ] = None,
-    models: Models = None,
-    keys: Annotated[Path | None, typer.Option(help="The TOML file of API keys.")] = None,
-    insecure: Annotated[
-        bool | None,
-        typer.Option("--insecure", help="Listen where others can reach it, without keys."),
-    ] = None,
-    doors: Annotated[
-        int | None,
-        typer.Option(help="Processes that receive requests; 0: the models' own process does."),
-    ] = None,
-) -> None:
+@_serve_options
+def serve(context: typer.Context, **given: Any) -> None:
     """Serve explanations over HTTP. GRADCAM_… variables set the rest: see docs/configuration.md."""
-    given = {
-        "host": host,
-        "port": port,
-        "probe_port": probe_port,
-        "models": models,
-        "keys": keys,
-        "insecure": insecure,
-        "doors": doors,
-    }
     form = os.environ.get("GRADCAM_LOG_FORMAT")
     settings = Settings(
         log_format=form if form in ("json", "console") else "auto"

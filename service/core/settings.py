@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -33,6 +34,13 @@ SEPARATED = BeforeValidator(
 Names = Annotated[tuple[str, ...], SEPARATED]
 
 
+@dataclass(frozen=True)
+class Option:
+    """Marks a setting that is an option of `gradcam serve`, too, with the option's help."""
+
+    help: str
+
+
 class CoreSettings(BaseModel):
     """Settings of what all features share. A feature adds its own in a subclass, and
     `service.settings.Settings` has them all. The environment variable of a setting is GRADCAM_
@@ -40,9 +48,15 @@ class CoreSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    models: Path | None = Field(
+    host: Annotated[str, Option("Address to listen on.")] = Field(
+        "127.0.0.1", description="address to listen on"
+    )
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.")] = Field(
+        8000, ge=0, le=65535, description="port to listen on; 0 takes a free one"
+    )
+    models: Annotated[
+        Path | None, Option("The TOML file that names the models; else the embedded one.")
+    ] = Field(
         None,
         description="the TOML file that names the models, or a folder that holds either such a "
         "file, named `models.toml`, or one model; without it, the embedded model runs",
@@ -137,13 +151,16 @@ class CoreSettings(BaseModel):
     drain_seconds: float = Field(
         20.0, ge=0, description="longest time for running requests to finish after SIGTERM"
     )
-    insecure: bool = Field(
+    insecure: Annotated[bool, Option("Listen where others can reach it, without keys.")] = Field(
         False, description="listen on an address that others can reach, without keys"
     )
     supervise: bool = Field(
         True, description="serve in a separate process, which is replaced when it dies"
     )
-    doors: int | None = Field(
+    doors: Annotated[
+        int | None,
+        Option("Processes that receive requests; 0: the models' own process does."),
+    ] = Field(
         None,
         ge=0,
         le=64,
@@ -206,6 +223,12 @@ class CoreSettings(BaseModel):
         Raises:
             ConfigError: if they cannot.
         """
+
+    @classmethod
+    def options(cls) -> dict[str, str]:
+        """Return the settings that are options of `gradcam serve`, each with its help."""
+        marks = [(name, mark) for name, one in cls.model_fields.items() for mark in one.metadata]
+        return {name: mark.help for name, mark in marks if isinstance(mark, Option)}
 
     @classmethod
     def implied(cls, environment: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

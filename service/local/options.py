@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import typer
 from starlette.datastructures import ImmutableMultiDict
@@ -16,15 +16,14 @@ from service.core.settings import CoreSettings
 from service.pipeline.instances import P
 from service.pipeline.validation import read_parameters
 
-Models = Annotated[
-    Path | None, typer.Option(help="The TOML file that names the models; else the embedded one.")
-]
+Models = Annotated[Path | None, typer.Option(help=CoreSettings.options()["models"])]
 Model = Annotated[str | None, typer.Option(help="Name of the model; the first model by default.")]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
 Fit = Annotated[str, typer.Option(help="crop, squash or pad; auto is the model's default_fit.")]
 FOLDER: Final = Path("explanations")
 PICTURES: Final = get_args(Output.__value__)
 """What the pictures can show. Any other `--output` is a folder, as it was before they had names."""
+Command = TypeVar("Command", bound=Callable[..., None])
 OnFiles = Callable[[list[Path], CoreSettings, P, str | None, Path], int]
 
 
@@ -74,16 +73,19 @@ def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
             parameters = _parameters_of(schema, given)
             raise typer.Exit(work(photos, settings, parameters, model, folder))
 
-        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
-        signature = inspect.Signature([*own, *options])
         command.__doc__ = work.__doc__
-        command.__signature__ = signature  # type: ignore[attr-defined]
-        command.__annotations__ = {
-            each.name: each.annotation for each in signature.parameters.values()
-        }
-        return command
+        return with_options(command, options)
 
     return decorate
+
+
+def with_options(command: Command, options: Iterable[inspect.Parameter]) -> Command:
+    """Return a command that takes these options as the last of its parameters, `**given`."""
+    *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+    signature = inspect.Signature([*own, *options])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+    return command
 
 
 def _parameters_of(schema: type[P], given: Mapping[str, Any]) -> P:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
-from service.core.settings import CoreSettings
+from service.core.settings import CoreSettings, Option
 from service.features.keys.keys import read_keys
 
 
 class KeySettings(CoreSettings):
     """Whose requests are let in."""
 
-    keys: Path | None = Field(
+    keys: Annotated[Path | None, Option("The TOML file of API keys.")] = Field(
         None, description="the TOML file of API keys; without it, everybody may explain"
     )
 

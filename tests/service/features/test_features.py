@@ -15,6 +15,7 @@ from unittest.mock import ANY
 import grimp
 import pytest
 import torch
+import typer
 from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -25,7 +26,7 @@ from service import app
 from service.backend.interface import Listener
 from service.backend.watch import WatchWork
 from service.backend.work import Pixels, Running, Steps, StepWork, Work
-from service.cli.main import cli
+from service.cli.main import Commands, cli
 from service.core.errors import ConfigError
 from service.core.schemas import FailedInstance
 from service.core.settings import PREFIX, CoreSettings
@@ -240,6 +241,19 @@ def test_a_setting_of_the_core_is_not_one_features_own() -> None:
     read = {name for text in core for name in re.findall(r"settings\.(\w+)", text)}
     assert set(CoreSettings.model_fields) - read == set()
     assert not set(Settings.model_fields) - set(CoreSettings.model_fields) & read
+
+
+def test_a_setting_that_says_so_is_an_option_of_serve(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also one of a feature, which no module of the core names."""
+    known = typer.main.get_command(cli)
+    assert isinstance(known, Commands)
+    serve = known.get_command(None, "serve")
+    helps = {each.name: each.help for each in serve.params if each.name != "help"}
+    assert helps == Settings.options()
+    assert set(helps) == {"host", "port", "models", "insecure", "doors", "keys", "probe_port"}
+    wrong = CliRunner().invoke(cli, ["serve", "--probe-port", "70000"])
+    assert wrong.exit_code == 2
+    assert "--probe-port=70000: it should be at most 65535" in capfd.readouterr().err
 
 
 def test_a_command_knows_the_variables_of_all_features(monkeypatch: pytest.MonkeyPatch) -> None:
