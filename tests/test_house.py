@@ -202,14 +202,36 @@ def test_make_and_the_image_take_extras_by_the_same_script() -> None:
 
 def test_doors_start_without_what_few_requests_need() -> None:
     """Clusters and pages are computed with large packages, which are imported when asked for."""
-    code = (
-        "import sys, cam, cam.clusters, service.process.door, service.cli.main; "
-        "large = {'jinja2', 'scipy', 'sklearn', 'torch', 'torchvision', 'timm', 'aiohttp', "
-        "'pyarrow'}; "
-        "print({name.partition('.')[0] for name in sys.modules} & large)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert large_of("import cam, cam.clusters, service.process.door, service.cli.main") == "set()"
+
+
+def test_an_app_without_jobs_has_no_database(tmp_path: Path) -> None:
+    """A door makes it so. With jobs it has one, which also shows that the test would see it."""
+    code = """
+import pathlib
+from service.core.metrics import Metrics
+from service.features import adapters
+from service.http.app import make_app
+from service.rpc.client import RemoteBackend
+from service.settings import Settings
+
+settings, metrics = Settings(max_jobs={}, jobs=pathlib.Path({!r})), Metrics()
+manager = RemoteBackend("", metrics)
+make_app(settings, (), operations=(), adapters=adapters(), manager=manager, metrics=metrics)
+"""
+    assert large_of(code.format(0, str(tmp_path))) == "set()"
+    assert large_of(code.format(1, str(tmp_path))) == "{'sqlalchemy'}"
+
+
+def large_of(code: str) -> str:
+    """Return which large packages Python has imported after this code."""
+    code += """
+import sys
+large = {'jinja2', 'scipy', 'sklearn', 'torch', 'torchvision', 'timm', 'aiohttp', 'pyarrow'}
+print({name.partition('.')[0] for name in sys.modules} & (large | {'sqlalchemy'}))
+"""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_cam_loads_a_module_when_one_of_its_names_is_used() -> None:

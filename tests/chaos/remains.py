@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from service.features.jobs.database import FILE
 from service.features.jobs.leases import HOPELESS
+from service.features.jobs.settings import FILE
 from tests.chaos.crops import Crops
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachetools import LRUCache
 
@@ -12,10 +12,12 @@ from service.features.audit.grids import Neighbours
 from service.features.audit.measurement import AuditMeasurement
 from service.features.audit.plan import plan_of
 from service.features.audit.routes import AUDIT, make_audits_router
-from service.features.jobs.adapter import MakeRoutes
 from service.features.jobs.executor import ItemExecutor, KindOfJob
 from service.features.jobs.records import Leased
 from service.models.preprocessing import ModelInput
+
+if TYPE_CHECKING:
+    from service.features.jobs.adapter import MakeRoutes
 
 KEPT: Final = 4
 """Largest number of audits whose photos are kept in memory."""

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
 from service.features import additions
-from service.features.jobs.executor import EXPLAIN, KindOfJob
-from service.features.jobs.host import Jobs
-from service.features.jobs.routes import make_jobs_router
+from service.features.jobs.settings import JobSettings
 from service.http.adapter import Added, AppParts
 
-MakeRoutes = Callable[[Jobs], APIRouter]
+if TYPE_CHECKING:
+    from service.features.jobs.executor import KindOfJob
+    from service.features.jobs.host import Jobs
+
+    MakeRoutes = Callable[[Jobs], APIRouter]
 
 
-def jobs(parts: AppParts) -> Added:
+def jobs(parts: AppParts) -> Added | None:
     """Return what adds jobs to the app: those of `explain`, and of the kinds of other features. The
     components that process them are open while the app runs; the first process of a service
     processes their images."""
+    if not parts.settings_of(JobSettings).has_jobs():
+        return None
+    # These import SQLAlchemy, which an app without jobs does not need.
+    from service.features.jobs.executor import EXPLAIN
+    from service.features.jobs.host import Jobs
+    from service.features.jobs.routes import make_jobs_router
+
     made: list[tuple[KindOfJob, MakeRoutes]] = [make() for make in additions("jobs")]
     own = [kind for kind, _ in made]
     host = Jobs(parts, own)

@@ -30,8 +30,8 @@ from service.core.files import share
 from service.features.jobs.database_tables import VERSION, jobs, meta, metadata
 from service.features.jobs.errors import FULL_SECONDS, FolderAway, disk_full, unwritable
 from service.features.jobs.reserve import Reserve
+from service.features.jobs.settings import FILE
 
-FILE: Final = "jobs.sqlite"
 BUSY_SECONDS: Final = 5
 AGAIN_SECONDS: Final = 0.01
 DATABASE_SECONDS: Final = 5

@@ -10,11 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 from uuid import uuid4
-
-import platformdirs
 
 from service.backend.interface import Backend
 from service.core.errors import ConfigError, InsufficientStorage, Unavailable
@@ -152,14 +149,10 @@ class Jobs:
                 "no jobs are taken: %s (the folder is %s, the service runs as %s; GRADCAM_JOBS "
                 "names another folder)",
                 why_not,
-                self._path,
+                self.settings.jobs_folder,
                 user,
             )
         self._why_not = why_not
-
-    @property
-    def _path(self) -> Path:
-        return self.settings.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
 
     async def _keep_trying(self) -> None:
         while True:
@@ -170,7 +163,7 @@ class Jobs:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[JobService]:
         settings, name = self.settings, uuid4().hex
-        path = self._path
+        path = self.settings.jobs_folder
         with ExitStack() as scope:
             # Separate threads, so that a request for a job's status does not wait until an archive
             # is unpacked or images are read.

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+import platformdirs
 from pydantic import Field
 
 from service.core.errors import ConfigError
 from service.core.settings import CoreSettings, Names
+
+FILE: Final = "jobs.sqlite"
+"""The database in the folder of jobs."""
 
 
 class JobSettings(CoreSettings):
@@ -24,7 +29,10 @@ class JobSettings(CoreSettings):
         "and the folder; without it, SQLite in the folder",
     )
     max_jobs: int = Field(
-        100, ge=0, description="largest number of unfinished jobs; a further job gets a 429"
+        100,
+        ge=0,
+        description="largest number of unfinished jobs; a further job gets a 429. 0: no new jobs, "
+        "and nothing of jobs at all if none are stored",
     )
     max_job_items: int = Field(1_000_000, ge=1, description="largest number of images in one job")
     max_job_bytes: int = Field(
@@ -47,6 +55,21 @@ class JobSettings(CoreSettings):
         description="patterns of places from which a job may name its images by `uri`, like "
         "`s3://bucket/*`, read through fsspec",
     )
+
+    @property
+    def jobs_folder(self) -> Path:
+        """The folder in which jobs are kept."""
+        return self.jobs or platformdirs.user_state_path("gradcam", False) / "jobs"
+
+    def has_jobs(self) -> bool:
+        """Return whether there are jobs, or there may be: those that were stored before are
+        processed and can be read also where no new ones are taken."""
+        if self.max_jobs or self.jobs_database:
+            return True
+        try:
+            return (self.jobs_folder / FILE).exists()
+        except OSError:  # nobody may look into the folder, which the jobs then say
+            return True
 
     def check_replicas(self, count: int) -> None:
         super().check_replicas(count)

@@ -225,7 +225,7 @@ def test_no_module_outside_of_an_operation_serves_it_alone() -> None:
 
 
 def test_the_process_of_the_models_knows_each_kind_of_work() -> None:
-    adapters(), operations()
+    adapters(), operations(), additions("jobs")
     bases = (Work, StepWork, WatchWork)
     own = {kind for base in bases for kind in base.__subclasses__() if folder_of(kind.__module__)}
     assert own == set(given("work"))

@@ -13,8 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.features.audit.schemas import AuditDocument
-from service.features.jobs.database import FILE
 from service.features.jobs.database_tables import VERSION
+from service.features.jobs.settings import FILE
 from service.models.catalog import read_catalog
 from service.settings import Settings
 from tests.service.features.audit.photos import catalog, photo

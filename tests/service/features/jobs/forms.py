@@ -17,7 +17,7 @@ from typing import Any
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from service.features.jobs.database import FILE
+from service.features.jobs.settings import FILE
 from tests.waiting import until
 
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -21,9 +21,9 @@ from service.core.errors import Unavailable
 from service.core.files import written_whole
 from service.core.metrics import Metrics
 from service.core.pool import Pool
-from service.features.jobs.database import FILE
 from service.features.jobs.janitor import Janitor, bury_dead, enlisted
 from service.features.jobs.job_files import Folder
+from service.features.jobs.settings import FILE
 from tests.service.features.jobs.desk import Desk, desk_at
 from tests.service.features.jobs.mortal import DOCUMENT, MOMENTS, NAME, live
 from tests.waiting import stays_async, until_async

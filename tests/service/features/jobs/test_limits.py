@@ -14,8 +14,8 @@ import schemathesis
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.features.jobs.database import FILE
 from service.features.jobs.database_tables import CHUNK, VERSION
+from service.features.jobs.settings import FILE
 from service.settings import Settings
 from tests import waiting
 from tests.service.conftest import encoded, noise

@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from starlette.testclient import TestClient
 
 from service.features.jobs import sources
-from service.features.jobs.database import FILE
+from service.features.jobs.settings import FILE
 from service.features.jobs.sources import AT_ONCE
 from service.settings import Settings
 from tests.service.conftest import encoded, noise

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.features.jobs.database import FILE
 from service.features.jobs.leases import LEASE_SECONDS
+from service.features.jobs.settings import FILE
 from tests.chaos.stage import photo, staged
 from tests.service.features.jobs.apps import answers, job_of, lines, post, until, until_done
 from tests.service.features.jobs.test_postgres import MODEL, http

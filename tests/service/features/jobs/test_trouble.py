@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.features.jobs.database import FILE
+from service.features.jobs.settings import FILE
 from tests import waiting
 from tests.chaos.stage import photo
 from tests.service.features.jobs.apps import answers, app_at, job_of, lines, post, until, until_done
