@@ -37,7 +37,6 @@ PROBLEMS: Final = {
 """Status → the problem class that represents all problems of that status: of several that have an
 example, the one that `service/core/errors.py` defines last."""
 SERVING: Final = (400, 401, 403, 404, 406, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
-READING_JOBS: Final = (401, 403, 404, 422, 429, 503)
 
 
 def answers(

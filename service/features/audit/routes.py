@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from service.core.errors import Problem
 from service.features.audit.schemas import AuditDocument
 from service.features.audit.stored import Audits
-from service.features.jobs.documentation import ACCEPTED, submission
+from service.features.jobs.documentation import ACCEPTED, READING_JOBS, submission
 from service.features.jobs.errors import NotFinished
 from service.features.jobs.host import Jobs, JobService
 from service.features.jobs.records import Job
@@ -20,7 +20,7 @@ from service.features.jobs.routes import accepted, find_job, retry_after
 from service.features.jobs.schemas import JobDocument
 from service.http.access import needs
 from service.http.answers import choose
-from service.http.contract import JSON, READING_JOBS, answers
+from service.http.contract import JSON, answers
 
 HTML: Final = "text/html"
 AUDIT: Final = "audit"

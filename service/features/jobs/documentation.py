@@ -11,6 +11,7 @@ from service.features.jobs.queries import JobParameters, SubmitQuery
 from service.features.jobs.schemas import ItemResult, JobDocument
 from service.http.contract import answers, takes, worked_example
 
+READING_JOBS: Final = (401, 403, 404, 422, 429, 503)
 ACCEPTED: Final = answers(
     JobDocument,
     status=202,

@@ -42,7 +42,6 @@ from service.http.answers import choose, matches
 from service.http.contract import (
     EVENTS,
     JSON,
-    READING_JOBS,
     UNCHANGED,
     answers,
     takes,
@@ -102,7 +101,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
         "/v1/jobs/{job}",
         summary="A job's progress",
         response_model=JobDocument,
-        responses=answers(JobDocument, problems=READING_JOBS),
+        responses=answers(JobDocument, problems=documentation.READING_JOBS),
     )(routes.get_job)
     router.delete(
         "/v1/jobs/{job}",
@@ -116,7 +115,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
             **answers(
                 JobDocument,
                 example={**worked_example(JobDocument), "state": "cancelled"},
-                problems=[*READING_JOBS, 507],
+                problems=[*documentation.READING_JOBS, 507],
             ),
             204: {"description": "The job is removed."},
         },
@@ -132,7 +131,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
         response_class=Response,
         responses=answers(
             forms={EVENTS: 'event: progress\ndata: {"id": "…"}\n\n'},
-            problems=[*READING_JOBS, 406],
+            problems=[*documentation.READING_JOBS, 406],
         ),
     )(routes.follow_job)
     router.get(
@@ -148,7 +147,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
             **answers(
                 forms={NDJSON: documentation.RESULT_LINE},
                 headers=["Cache-Control", "ETag", "X-Next-Cursor"],
-                problems=[*READING_JOBS, 406],
+                problems=[*documentation.READING_JOBS, 406],
             ),
             **UNCHANGED,
         },
@@ -164,7 +163,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
                 dict.fromkeys(PICTURES),
                 example=documentation.RESULT,
                 headers=["Cache-Control", "ETag"],
-                problems=[*READING_JOBS, 406, 409],
+                problems=[*documentation.READING_JOBS, 406, 409],
             ),
             **UNCHANGED,
         },
@@ -176,7 +175,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
         response_class=Response,
         responses=answers(
             forms=dict.fromkeys(("application/zip", "application/vnd.apache.parquet")),
-            problems=[*READING_JOBS, 406, 409],
+            problems=[*documentation.READING_JOBS, 406, 409],
         ),
         openapi_extra=takes(ArchiveQuery),
     )(routes.download_archive)
@@ -197,7 +196,7 @@ def make_jobs_router(jobs: Jobs) -> APIRouter:
         responses=answers(
             JobClusters,
             {CSV: documentation.CLUSTER_LINES},
-            problems=[*READING_JOBS, 406, 409, 429],
+            problems=[*documentation.READING_JOBS, 406, 409, 429],
         ),
     )(routes.get_clusters)
     return router
