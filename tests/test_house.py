@@ -8,14 +8,55 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from service.core.settings import CoreSettings
+from service.settings import Settings
+
 ROOT = Path(__file__).parent.parent
 FILES = sorted([*ROOT.glob("cam/**/*.py"), *ROOT.glob("service/**/*.py")])
+
+BESIDE_THE_CORE = {"features", "sources", "runtimes", "client", "settings.py"}
+"""Not the core of `service`. `service/settings.py` is the list of the features' settings."""
+GENERAL = {
+    *("explain", "predict", "evaluate", "activations", "answers", "report"),  # functions, results
+    *("batch", "probes", "origins", "routes", "hosts", "inputs", "tables"),  # parts of a request
+    *("compile", "export", "init", "keys", "platform", "platforms"),  # of Python and PyTorch
+    *("model_name", "root_path"),  # of pydantic and ASGI
+}
+"""Names of folders and settings of features that are words of the core, too."""
+IN_THE_CORE = {
+    # `models.toml` names the file of an audit, which the service reads when it loads the model: its
+    # method is `auto`, and scores are compared with its own. Who makes such a file does not matter.
+    ("audit", "service/core/model_schemas.py"),
+    ("audit", "service/loading/fingerprint.py"),
+    ("audit", "service/loading/served_model.py"),
+    ("audit", "service/models/audited.py"),
+    ("audit", "service/models/catalog.py"),
+    ("audit", "service/pipeline/evaluation.py"),
+    ("audit", "service/pipeline/parameters.py"),
+    ("audit", "service/pipeline/resolve.py"),
+    ("drift", "service/models/catalog.py"),  # what an entry's `reference` is for
+    # Released sentences: of the HTTP contract, and what a warning advises.
+    ("job", "service/core/glossary.py"),
+    ("job", "cam/methods/progress.py"),
+    # What an operator does who has no keys: also a service without the feature says it.
+    ("gradcam_keys", "service/http/access.py"),
+    ("gradcam_keys", "service/process/listener.py"),
+    # Words with another meaning.
+    ("job", "cam/clusters/embedding.py"),
+    ("trace", "cam/clusters/discriminant.py"),
+    ("trace", "service/backend/interface.py"),
+    ("trace", "service/core/tracing.py"),
+    ("v2", "cam/detectors/forms.py"),
+    ("v2", "service/pipeline/images.py"),
+}
+"""Names of features in the core, each with its file."""
 
 LINT = """
 import sys
@@ -81,6 +122,37 @@ def test_a_class_name_means_one_thing() -> None:
     client = {"AnswerOptions", "NamedClass", "RegionObject", "Job", "NotFinished", "Overloaded"}
     several = {name for name, count in classes.items() if count > 1}
     assert several == answered | failed | client
+
+
+def test_the_core_names_no_feature() -> None:
+    """Neither a folder, nor a setting, nor a path of one, as an identifier or in a text."""
+    folders = {path.parent.name for path in ROOT.glob("service/features/*/__init__.py")}
+    own = Settings.model_fields.keys() - CoreSettings.model_fields.keys()
+    named = {name.removesuffix("s") for name in (folders | own) - GENERAL}
+    named |= {f"gradcam_{name}" for name in own} | {r"v2", r"(?<=:)answer"}
+    pattern = re.compile(rf"(?<![a-z])({'|'.join(sorted(named))})s?(?![a-z])", re.IGNORECASE)
+    core = [
+        file
+        for file in FILES
+        if file.relative_to(ROOT).parts[0] == "cam"
+        or file.relative_to(ROOT).parts[1] not in BESIDE_THE_CORE
+    ]
+    found = {
+        (name.lower(), str(file.relative_to(ROOT)))
+        for file in core
+        for said in names_and_texts(ast.parse(file.read_text()))
+        for name in pattern.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", said))
+    }
+    assert found == IN_THE_CORE
+
+
+def names_and_texts(tree: ast.AST) -> Iterator[str]:
+    """Yield the identifiers and the strings of a module, without its docstrings."""
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        found = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "value"))
+        if id(node) not in told:
+            yield from (each for each in found if isinstance(each, str))
 
 
 def test_packages_import_downwards_and_torch_stays_behind_the_engine() -> None:
