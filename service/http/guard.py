@@ -74,7 +74,7 @@ class Guard:
         names of its key and its model there, for the log.
 
         Raises:
-            Unauthorized, Forbidden, MalformedRequest, QueueFull, RateLimited: if it is refused.
+            Unauthorized, Forbidden, QueueFull, RateLimited: if it is refused.
             UnknownRoute, MethodNotAllowed: if no route answers it.
         """
         found = self._table.lookup(method, path)
@@ -91,8 +91,7 @@ class Guard:
         access, model = found
         access.require(caller)
         state["model"] = model
-        seconds = math.inf if model is None else asked_seconds(headers)
-        state.update(self.enter(access, model, caller, seconds))
+        state.update(self.enter(access, model, caller, allowed_seconds(headers)))
 
     def access_of(self, method: str, path: str) -> Access:
         """Return what a route requires.
@@ -162,7 +161,7 @@ class Guard:
         try:
             access, model = found
             caller = self.authorise(access, known)
-            return {"model": model, **self.enter(access, model, caller, asked_seconds(known))}
+            return {"model": model, **self.enter(access, model, caller, allowed_seconds(known))}
         except QueueFull:
             raise
         except Problem:  # the app refuses it again, with a request id and a line in the log
@@ -207,3 +206,12 @@ def asked_seconds(headers: Headers) -> float:
             f"X-Request-Timeout is {sent[:40]!r}; it should be seconds, a number above 0"
         )
     return seconds
+
+
+def allowed_seconds(headers: Headers) -> float:
+    """Return the seconds that a caller allows; infinity also if they cannot be read, for which the
+    request is refused later."""
+    try:
+        return asked_seconds(headers)
+    except MalformedRequest:
+        return math.inf

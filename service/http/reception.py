@@ -16,6 +16,7 @@ from service.backend.interface import Backend, ModelBackend
 from service.backend.timings import Timings
 from service.core.errors import DeadlineExceeded, Forbidden, Problem
 from service.core.settings import CoreSettings
+from service.http.guard import asked_seconds
 from service.http.requests import read_instances
 from service.limits.admission import Admission, AdmittedRequest
 from service.pipeline.instances import Instance, P, Remote
@@ -236,8 +237,10 @@ class Reception:
     def timeout_of(self, request: Request) -> float:
         """Return the seconds that a request may take, from now until its answer has been sent; its
         caller may ask for less than the settings allow.
+
+        Raises:
+            MalformedRequest: if `X-Request-Timeout` is not a number of seconds.
         """
-        state = request.scope["state"]
-        seconds: float = min(self._settings.deadline_seconds, state["place"].seconds)
-        state["until"] = monotonic() + seconds  # see `Deliver`
+        seconds = min(self._settings.deadline_seconds, asked_seconds(request.headers))
+        request.scope["state"]["until"] = monotonic() + seconds  # see `Deliver`
         return seconds
