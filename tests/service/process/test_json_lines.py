@@ -29,7 +29,7 @@ def test_the_greeting_and_warnings_of_models_are_lines_of_json(tmp_path: Path, d
     with serving("--models", named, GRADCAM_DOORS=doors, GRADCAM_LOG_FORMAT="json") as (process, _):
         assert process.stdout
         assert process.stderr
-        said = []
+        said: list[str] = []
         while "Ready. " not in "".join(said[-1:]):  # a stop that comes before leaves it out
             assert process.poll() is None
             said.append(process.stderr.readline())
