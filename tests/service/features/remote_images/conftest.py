@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from service.features.remote_images import fetch
@@ -44,8 +42,7 @@ def one_site(pem: Path) -> Iterator[Site]:
 def site(one_site: Site, pem: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """images.test, whose address passes for a public one and whose certificate is trusted."""
     monkeypatch.setattr(fetch, "is_public", lambda text: text == SITE or is_public(text))
-    trust = ssl.create_default_context(cafile=str(pem))
-    monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", trust)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
     one_site.begin({"/image": Page(IMAGE)})
     return one_site
 

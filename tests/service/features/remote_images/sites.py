@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from service.features.remote_images.fetch import Fetcher
 from service.http.reception import Allowance
@@ -171,7 +170,7 @@ def running(site: Site) -> Iterator[Site]:
         site.server_close()
 
 
-class Names(AbstractResolver):
+class Names:
     """Resolves names as it is told, each time to the next answer; the last one stays. What it is
     not told of is at the canaries."""
 
@@ -179,24 +178,10 @@ class Names(AbstractResolver):
         self._told = {name.replace("_", "."): list(answers) for name, answers in told.items()}
         self.asked: list[str] = []
 
-    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[ResolveResult]:
+    async def __call__(self, host: str, port: int) -> list[str]:
         self.asked.append(host)
         answers = self._told.get(host, [list(CANARIES)])
-        found = answers.pop(0) if len(answers) > 1 else answers[0]
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in found
-        ]
-
-    async def close(self) -> None:
-        pass
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
 async def fetched(

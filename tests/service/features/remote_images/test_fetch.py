@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import ssl
+import socket
+from contextlib import ExitStack
 
-import aiohttp
 import pytest
 
 from service.core.errors import Forbidden, Problem, UnfetchableImage
@@ -197,6 +197,24 @@ async def test_a_name_that_changes_its_mind_is_not_followed(
     assert canary.connections() == 0
 
 
+@pytest.mark.parametrize("there", ["nobody", "somebody who does not answer"])
+async def test_the_next_address_is_tried(
+    site: Site, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "is_public", lambda text: text in ("127.0.0.9", SITE))
+    host = f"images.test:{site.server_port}"
+    with ExitStack() as scope:
+        if there != "nobody":
+            busy = socket.create_server(("127.0.0.9", site.server_port), backlog=0)
+            scope.enter_context(busy)
+            for _ in range(4):  # the queue is full, and who comes now gets no answer
+                waiting = scope.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(busy.getsockname())
+        names = Names(images_test=[["127.0.0.9", SITE]])
+        assert await fetched(f"https://{host}/image", [host], names) == IMAGE
+
+
 async def test_the_bytes_of_an_image_come_through(site: Site) -> None:
     for host in ("images.test", "IMAGES.test"):
         url = f"https://{host}:{site.server_port}/image"
@@ -284,7 +302,7 @@ async def test_a_certificate_must_be_trusted_and_of_that_name(
     other = f"other.test:{site.server_port}"
     with pytest.raises(UnfetchableImage, match="Certificate"):
         await fetched(f"https://{other}/image", [other], Names(other_test=[[SITE]]))
-    monkeypatch.setattr(aiohttp.connector, "_SSL_CONTEXT_VERIFIED", ssl.create_default_context())
+    monkeypatch.delenv("SSL_CERT_FILE")
     host = f"images.test:{site.server_port}"
     with pytest.raises(UnfetchableImage, match="Certificate"):
         await fetched(f"https://{host}/image", [host])

@@ -7,10 +7,10 @@ import base64
 import gzip
 import socket
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
 from starlette.testclient import TestClient
 
@@ -142,9 +142,38 @@ async def test_a_port_that_never_says_a_word_is_a_problem_in_time(
     monkeypatch.setattr(fetch, "SECONDS", 0.3)
     with socket.create_server((SITE, 0)) as mute:
         host = f"images.test:{mute.getsockname()[1]}"
-        with pytest.raises(UnfetchableImage, match=r"had not arrived after 0.3 s"):
-            await asyncio.wait_for(fetched(f"https://{host}/", [host]), 10)
-        assert limits() == [(0.3, True)]
+        async with Fetcher(
+            hosts=[host], max_bytes=1000, resolver=Names(images_test=[[SITE]])
+        ) as fetcher:
+            with pytest.raises(UnfetchableImage, match=r"had not arrived after 0.3 s"):
+                await asyncio.wait_for(fetcher.fetch(f"https://{host}/", Allowance(1000)), 10)
+            assert limits() == [(0.3, True)]
+            caller, _ = mute.accept()
+            with caller:
+                caller.settimeout(5)
+                while await asyncio.to_thread(caller.recv, 65_536):
+                    """Until the fetcher hangs up, which it does before it is closed itself."""
+
+
+@pytest.mark.anyio
+async def test_other_tasks_run_between_the_pieces_of_an_image(site: Site, host: str) -> None:
+    """However small a site makes them."""
+    body = b"1\r\nx\r\n" * 2000 + b"0\r\n\r\n"
+    site.pages["/tiny"] = Page(body, headers={"Transfer-Encoding": "chunked"})
+    allowance, left = Allowance(3000), [3000]
+
+    async def watch() -> None:
+        while True:
+            left.append(allowance.left)
+            await asyncio.sleep(0)
+
+    async with Fetcher(
+        hosts=[host], max_bytes=3000, resolver=Names(images_test=[[SITE]])
+    ) as fetcher:
+        watching = asyncio.create_task(watch())
+        assert await fetcher.fetch(f"https://{host}/tiny", allowance) == b"x" * 2000
+        watching.cancel()
+    assert max(before - after for before, after in pairwise(left)) <= 2
 
 
 @pytest.mark.anyio
@@ -255,8 +284,7 @@ def test_an_image_is_sent_or_named_and_not_both(
 def test_through_the_app_an_image_named_is_as_good_as_one_sent(
     site: Site, host: str, canary: Canary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = Names(images_test=[[SITE]])
-    monkeypatch.setattr(aiohttp, "ThreadedResolver", lambda: names)
+    monkeypatch.setattr(fetch, "resolve", Names(images_test=[[SITE]]))
     site.pages["/a.png"] = Page(PHOTO)
     site.pages["/text"] = Page(b"no image")
     site.pages["/large"] = Page(bytes(20_001))
