@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from service.core.errors import Forbidden, MethodNotAllowed, Problem, UnknownRoute
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Scope = Literal["open", "read", "explain", "admin"]
 ORDER: Final = ("GET", "HEAD", "POST", "DELETE")
 """Methods in the order in which a 405 lists them."""
 
@@ -45,7 +46,7 @@ class Access:
             scope is `admin`, because a platform authenticates its callers.
     """
 
-    scope: Literal["open", "read", "explain", "admin"]
+    scope: Scope
     work: bool = False
     streams: bool = False
     without_keys: bool = False
@@ -66,7 +67,7 @@ class Access:
 
 
 def needs(
-    scope: Literal["open", "read", "explain", "admin"],
+    scope: Scope,
     *,
     work: bool = False,
     streams: bool = False,

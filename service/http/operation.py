@@ -7,28 +7,31 @@ problem of one instance told in its place.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from typing import Any, Final, Generic, TypeVar
 
 from anyio import to_thread
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, create_model
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from cam.progress import Progress
 from service.backend.interface import Listener
 from service.core.errors import Problem
-from service.core.schemas import FailedInstance, ProgressLine, Step, dump
-from service.http.access import needs
+from service.core.schemas import TINY_PNG, FailedInstance, Open, ProgressLine, Step, dump
+from service.http.access import Scope, needs
 from service.http.answers import as_ready, choose, failed, matches, require_one_map, together
-from service.http.contract import JSON, PHOTOS, SERVING, UNCHANGED, answers, takes
+from service.http.contract import JSON, PHOTOS, SERVING, UNCHANGED, answers, takes, worked_example
 from service.http.reception import Reception, RequestContext, deadline, while_connected
 from service.models.info import ModelInfo
 from service.pipeline.instances import Instance, P
+from service.pipeline.parameters import ImageParameters, Instances, PredictInstance
 from service.pipeline.pipeline import Pipeline
+from service.pipeline.targets import StrictModel
 
 NDJSON: Final = "application/x-ndjson"
 LAST_LINES_SECONDS: Final = 1.0
@@ -39,8 +42,17 @@ T = TypeVar("T")
 Value = TypeVar("Value")
 Results = Sequence[tuple[Instance[P], T | Problem]]
 """Each instance with its result, or with the problem that it has."""
-Work = Callable[[Pipeline, RequestContext[P], Instance[P], Listener | None], Awaitable[T]]
-"""The work on one instance. The listener is called with its progress."""
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceContext(Generic[P]):
+    """One instance of a request, and what the work on it needs."""
+
+    pipeline: Pipeline
+    request: RequestContext[P]
+    instance: Instance[P]
+    progress: Listener | None = None
+    """Is called with the progress of the work."""
 
 
 def progress_line(instance: Instance[P], progress: Progress) -> BaseModel:
@@ -69,16 +81,23 @@ class Operation(Generic[P, T]):
 
     Args:
         name: the verb in the path.
-        function: name of the operation in generated clients, as `show_activations`.
+        function: name of the operation in generated clients, as `show_activations`; by default the
+            verb.
         summary, description: what `openapi/openapi.json` says of it.
+        page: path of its page, below docs/.
+        scope: what a caller's key must allow.
         parameters: schema of the parameters: of a query, of the fields of a form.
-        body: schema of a body of JSON, with `instances` and `parameters`.
-        example: example of such a body.
-        response: schema of the answer in JSON.
+        body: schema of a body of JSON, with `instances` and `parameters`. By default an instance
+            has no parameters of its own.
+        example: example of such a body; by default one photo.
         work: the work on one instance.
-        gather: makes the answer of the results of all instances.
-        lines: makes the lines of a stream of a result; None if there is no stream.
-        line: example of a stream.
+        entry: schema of a line of a stream; None if there is no stream.
+        response: schema of the answer in JSON; by default the entries of all instances, in a list
+            that has the operation's name.
+        gather: makes the answer of the results of all instances; by default the work returns a list
+            of entries, and the answer has one field, with the entries of all.
+        lines: makes the lines of a stream of a result; by default they are the result.
+        line: example of a stream; by default an example of a line.
         step: makes the line of a stream that tells the progress of an instance.
         drawn: media types of files that are made of one instance.
         draw: makes the file of the only instance.
@@ -91,20 +110,25 @@ class Operation(Generic[P, T]):
     """
 
     name: str
-    function: str
+    function: str = ""
     summary: str
-    description: str
+    description: str = ""
+    page: str = ""
+    scope: Scope = "explain"
     parameters: type[P]
-    body: type[BaseModel]
-    example: Mapping[str, Any]
-    response: type[BaseModel]
-    work: Work[P, T]
-    gather: Callable[[Results[P, T]], BaseModel]
+    body: type[BaseModel] | None = None
+    example: Mapping[str, Any] = field(
+        default_factory=lambda: {"instances": [{"image": {"b64": TINY_PNG}}]}
+    )
+    work: Callable[[InstanceContext[P]], Awaitable[T]]
+    entry: type[BaseModel] | None = None
+    response: type[BaseModel] | None = None
+    gather: Callable[[Results[P, T]], BaseModel] | None = None
     lines: Callable[[T], Sequence[BaseModel]] | None = None
     line: str = ""
     step: Callable[[Instance[P], Progress], BaseModel] = progress_line
     drawn: Sequence[str] = ()
-    draw: Callable[[Pipeline, RequestContext[P], str], Awaitable[bytes]] | None = None
+    draw: Callable[[InstanceContext[P], str], Awaitable[bytes]] | None = None
     check: Callable[[Sequence[Instance[P]], str], None] = one_for_a_file
     tag: Callable[[ModelInfo, str, Sequence[Instance[P]]], str] | None = None
     told: Sequence[str] = ()
@@ -113,7 +137,53 @@ class Operation(Generic[P, T]):
     @property
     def forms(self) -> tuple[str, ...]:
         """Media types of the answer."""
-        return (JSON, *self.drawn, *([NDJSON] if self.lines else []))
+        return (JSON, *self.drawn, *([NDJSON] if self.entry else []))
+
+    @property
+    def request_schema(self) -> type[BaseModel]:
+        """Schema of a body of JSON."""
+        return self.body or _request_with(self.parameters)
+
+    @cached_property
+    def answer_schema(self) -> type[BaseModel]:
+        """Schema of the answer in JSON."""
+        if self.response:
+            return self.response
+        assert self.entry  # an operation has the one or the other
+        entries: Any = list[self.entry | FailedInstance]  # type: ignore[name-defined]
+        fields: dict[str, Any] = {self.name: entries}
+        return create_model(f"{self.entry.__name__}Response", __base__=Open, **fields)
+
+    @property
+    def stream(self) -> dict[str, str]:
+        """Media type of a stream, with an example, if there is one."""
+        if not self.entry:
+            return {}
+        return {NDJSON: self.line or json.dumps(worked_example(self.entry)) + "\n"}
+
+    def gathered(self, results: Results[P, T]) -> BaseModel:
+        """Return the answer of the results of all instances."""
+        if self.gather:
+            return self.gather(results)
+        (name,) = self.answer_schema.model_fields
+        entries: Any = results
+        return self.answer_schema(**{name: each(entries)})
+
+    def lines_of(self, result: T) -> Sequence[BaseModel]:
+        """Return the lines of a stream of a result."""
+        found: Any = result
+        return self.lines(result) if self.lines else found
+
+
+@cache
+def _request_with(parameters: type[ImageParameters]) -> type[BaseModel]:
+    """Return the schema of a body of JSON whose instances have no parameters of their own."""
+    return create_model(
+        parameters.__name__.removesuffix("Parameters") + "Request",
+        __base__=StrictModel,
+        instances=(Instances[PredictInstance], ...),
+        parameters=(parameters, Field(default_factory=parameters)),
+    )
 
 
 def each(results: Results[P, Sequence[Value]]) -> list[Value | FailedInstance]:
@@ -130,10 +200,9 @@ def make_operations_router(
     """Make the routes of operations."""
     router = APIRouter(tags=["explain"])
     for operation in operations:
-        streamed = {NDJSON: operation.line} if operation.lines else {}
         described = answers(
-            operation.response,
-            {**streamed, **dict.fromkeys(operation.drawn)},
+            operation.answer_schema,
+            {**operation.stream, **dict.fromkeys(operation.drawn)},
             headers=operation.told,
             problems=SERVING,
         )
@@ -141,14 +210,14 @@ def make_operations_router(
             described |= UNCHANGED
         router.post(
             f"/v1/models/{{model:model}}:{operation.name}",
-            name=operation.function,
+            name=operation.function or operation.name,
             summary=operation.summary,
             description=operation.description,
-            response_model=operation.response,
+            response_model=operation.answer_schema,
             responses=described,
             openapi_extra=takes(
                 operation.parameters,
-                operation.body,
+                operation.request_schema,
                 example=operation.example,
                 form=operation.parameters,
                 files=PHOTOS,
@@ -170,7 +239,7 @@ class _Route(Generic[P, T]):
     def endpoint(self) -> Callable[[str, Request], Awaitable[Response]]:
         """Return the function that FastAPI calls, which declares its access."""
 
-        @needs("explain", work=True)
+        @needs(self._operation.scope, work=True)
         async def endpoint(model: str, request: Request) -> Response:
             return await self._answer(model, request)
 
@@ -180,7 +249,9 @@ class _Route(Generic[P, T]):
         operation = self._operation
         form = choose(_list_of(request, "accept"), operation.forms)
         headers = {"Vary": "Accept"} if len(operation.forms) > 1 else {}
-        received = self._reception.receive(request, model, operation.parameters, operation.body)
+        received = self._reception.receive(
+            request, model, operation.parameters, operation.request_schema
+        )
         async with received as context:
             operation.check(context.instances, form)
             if form == NDJSON:
@@ -197,7 +268,9 @@ class _Route(Generic[P, T]):
             async with while_connected(request):
                 if form != JSON:
                     assert operation.draw  # `drawn` names the form
-                    body = await operation.draw(self._pipeline, context, form)
+                    (instance,) = context.instances
+                    drawing = InstanceContext(self._pipeline, context, instance)
+                    body = await operation.draw(drawing, form)
                 else:
                     body = await self._json(context, headers)
         headers["Server-Timing"] = context.timings.header()
@@ -209,23 +282,24 @@ class _Route(Generic[P, T]):
         operation = self._operation
 
         async def work(instance: Instance[P]) -> T:
-            return await operation.work(self._pipeline, context, instance, None)
+            return await operation.work(InstanceContext(self._pipeline, context, instance))
 
         found = await together(work, context.instances)
         if any(isinstance(result, Problem) for result in found):
             headers.pop("ETag", None)
-        answer = operation.gather(list(zip(context.instances, found, strict=True)))
+        answer = operation.gathered(list(zip(context.instances, found, strict=True)))
         size = operation.size(answer) if operation.size else SMALL_BYTES + 1
         return await _quickly(size, partial(dump, answer))
 
     async def _lines(self, context: RequestContext[P]) -> AsyncIterator[bytes]:
         """Yield a line for each result of the work on an instance, after lines of its progress."""
         operation = self._operation
-        assert operation.lines  # `forms` has the stream
 
         async def bounded(instance: Instance[P], report: Listener) -> T:
             async with deadline(context.seconds_left, of=context.seconds):
-                return await operation.work(self._pipeline, context, instance, report)
+                return await operation.work(
+                    InstanceContext(self._pipeline, context, instance, report)
+                )
 
         with self._reception.lasting(context):
             async for instance, result in as_ready(bounded, context.instances):
@@ -234,7 +308,7 @@ class _Route(Generic[P, T]):
                 elif isinstance(result, Progress):
                     yield dump(operation.step(instance, result)) + b"\n"
                 else:
-                    for one in operation.lines(result):
+                    for one in operation.lines_of(result):
                         yield dump(one) + b"\n"
 
 

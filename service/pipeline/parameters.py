@@ -411,11 +411,6 @@ Instances = Annotated[list[Sent], FailFast(), Field(min_length=1, max_length=MAX
 """The instances of a request."""
 
 
-class PredictRequest(StrictModel):
-    instances: Instances[PredictInstance]
-    parameters: PredictParameters = Field(default_factory=PredictParameters)
-
-
 class ExplainRequest(StrictModel):
     instances: Instances[ExplainInstance]
     parameters: Parameters = Field(default_factory=Parameters)

@@ -10,15 +10,12 @@ from typing_extensions import TypeAliasType
 from cam.drawing.overlay import USUAL_GALLERY
 from service.pipeline.parameters import (
     Colormap,
-    Instances,
     LayerParameter,
-    PredictInstance,
     PredictParameters,
 )
 from service.pipeline.targets import (
     ClassIndex,
     Name,
-    StrictModel,
     TargetObject,
     object_in_text,
 )
@@ -62,8 +59,3 @@ class ActivationParameters(PredictParameters):
         return True  # each image is processed alone, not in a batch
 
     _object_in_text = field_validator("target", mode="before")(object_in_text)
-
-
-class ActivationRequest(StrictModel):
-    instances: Instances[PredictInstance]
-    parameters: ActivationParameters = Field(default_factory=ActivationParameters)

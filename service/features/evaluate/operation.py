@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
-from service.backend.interface import Listener
 from service.core.schemas import TINY_PNG
 from service.features.evaluate.judge import evaluate
 from service.features.evaluate.parameters import EvaluateParameters, EvaluateRequest
 from service.features.evaluate.schemas import EvaluateResponse, Evaluation
 from service.features.evaluate.summary import summarise
 from service.features.explain.operation import limit_maps
-from service.http.contract import worked_example
-from service.http.operation import Operation, Results, each
-from service.http.reception import RequestContext
-from service.pipeline.instances import Instance
-from service.pipeline.pipeline import Pipeline
+from service.http.operation import InstanceContext, Operation, Results, each
 
 
-async def _work(
-    pipeline: Pipeline,
-    context: RequestContext[EvaluateParameters],
-    instance: Instance[EvaluateParameters],
-    progress: Listener | None,
-) -> list[Evaluation]:
+async def _work(context: InstanceContext[EvaluateParameters]) -> list[Evaluation]:
+    request = context.request
     return await evaluate(
-        pipeline, context.replicas, instance, context.timings, progress, context.passes_until
+        context.pipeline,
+        request.replicas,
+        context.instance,
+        request.timings,
+        context.progress,
+        request.passes_until,
     )
 
 
@@ -38,7 +33,6 @@ def _gather(results: Results[EvaluateParameters, list[Evaluation]]) -> EvaluateR
 
 EVALUATE: Final = Operation(
     name="evaluate",
-    function="evaluate",
     summary="How good the maps of each image are",
     description=(
         "Scores maps by metrics such as deletion, insertion, ROAD, ADCC and stability, and "
@@ -47,6 +41,7 @@ EVALUATE: Final = Operation(
         "form of the answer: `application/json` (default) or `application/x-ndjson` (lines of "
         "progress, and a line for each map)."
     ),
+    page="evaluation.md",
     parameters=EvaluateParameters,
     body=EvaluateRequest,
     example={
@@ -56,11 +51,10 @@ EVALUATE: Final = Operation(
         ],
         "parameters": {"metrics": ["insertion", "deletion", "stability"]},
     },
-    response=EvaluateResponse,
     work=_work,
+    entry=Evaluation,
+    response=EvaluateResponse,
     gather=_gather,
-    lines=lambda evaluations: evaluations,
-    line=json.dumps(worked_example(Evaluation)) + "\n",
     check=lambda instances, form: limit_maps(instances),
     told=("Server-Timing",),
 )

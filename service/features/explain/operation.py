@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Final
 
-from service.backend.interface import Listener
 from service.core.errors import InvalidParameter, Problem
 from service.core.schemas import (
     TINY_PNG,
@@ -17,12 +15,16 @@ from service.core.schemas import (
     Prediction,
 )
 from service.http.answers import entity_tag, failed, require_one_map
-from service.http.contract import JSON, worked_example
-from service.http.operation import NDJSON, Operation, Results, one_for_a_file
-from service.http.reception import RequestContext
+from service.http.contract import JSON
+from service.http.operation import (
+    NDJSON,
+    InstanceContext,
+    Operation,
+    Results,
+    one_for_a_file,
+)
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import ExplainRequest, Parameters
-from service.pipeline.pipeline import Pipeline
 from service.pipeline.rendering import NAMED_PICTURES, PICTURES
 from service.pipeline.result import NPY, AnswerBudget
 from service.pipeline.targets import MAX_MAPS
@@ -30,35 +32,30 @@ from service.pipeline.targets import MAX_MAPS
 Explained = tuple[Prediction, list[Explanation]]
 
 
-async def _work(
-    pipeline: Pipeline,
-    context: RequestContext[Parameters],
-    instance: Instance[Parameters],
-    progress: Listener | None,
-) -> Explained:
-    async with pipeline.explain(
-        context.replicas,
-        instance,
-        timings=context.timings,
-        progress=progress,
-        budget=AnswerBudget(len(context.instances), context.hold),
-        until=context.passes_until,
+async def _work(context: InstanceContext[Parameters]) -> Explained:
+    request = context.request
+    async with context.pipeline.explain(
+        request.replicas,
+        context.instance,
+        timings=request.timings,
+        progress=context.progress,
+        budget=AnswerBudget(len(request.instances), request.hold),
+        until=request.passes_until,
     ) as result:
         explanations = await result.as_json()
-        context.hold(_size(explanations))  # the pictures' sizes are known only now
+        request.hold(_size(explanations))  # the pictures' sizes are known only now
         return result.prediction(), explanations
 
 
-async def _draw(pipeline: Pipeline, context: RequestContext[Parameters], form: str) -> bytes:
-    (instance,) = context.instances
-    budget = None
+async def _draw(context: InstanceContext[Parameters], form: str) -> bytes:
+    request, budget = context.request, None
     if form == NPY:  # one map, whose size is limited by that of photos
-        budget = AnswerBudget(1, context.hold, most=sys.maxsize, bytes_each=4, always=True)
-    async with pipeline.explain(
-        context.replicas,
-        instance,
-        timings=context.timings,
-        until=context.passes_until,
+        budget = AnswerBudget(1, request.hold, most=sys.maxsize, bytes_each=4, always=True)
+    async with context.pipeline.explain(
+        request.replicas,
+        context.instance,
+        timings=request.timings,
+        until=request.passes_until,
         budget=budget,
     ) as result:
         return await result.as_picture(form)
@@ -122,13 +119,13 @@ def _check(instances: Sequence[Instance[Parameters]], form: str) -> None:
 
 EXPLAIN: Final = Operation(
     name="explain",
-    function="explain",
     summary="Where in each image the model sees a class",
     description=(
         "`Accept` selects the form of the answer: `application/json` (default), "
         "`application/x-ndjson` (a line for each explanation, as soon as it is ready), or, for "
         f"exactly one map, {NAMED_PICTURES} (a picture) or `{NPY}` (float32 numbers)."
     ),
+    page="http-api.md",
     parameters=Parameters,
     body=ExplainRequest,
     example={
@@ -138,11 +135,11 @@ EXPLAIN: Final = Operation(
         ],
         "parameters": {"method": "gradcam", "output": "overlay", "fit": "squash"},
     },
-    response=ExplainResponse,
     work=_work,
+    entry=Explanation,
+    response=ExplainResponse,
     gather=_gather,
     lines=lambda explained: explained[1],
-    line=json.dumps(worked_example(Explanation)) + "\n",
     drawn=(*PICTURES, NPY),
     draw=_draw,
     check=_check,

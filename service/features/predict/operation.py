@@ -4,36 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from service.backend.interface import Listener
 from service.core.schemas import TINY_PNG, Prediction, PredictResponse
-from service.http.operation import Operation, each
-from service.http.reception import RequestContext
-from service.pipeline.instances import Instance
-from service.pipeline.parameters import PredictParameters, PredictRequest
-from service.pipeline.pipeline import Pipeline
+from service.http.operation import InstanceContext, Operation
+from service.pipeline.parameters import PredictParameters
 
 
-async def _work(
-    pipeline: Pipeline,
-    context: RequestContext[PredictParameters],
-    instance: Instance[PredictParameters],
-    progress: Listener | None,
-) -> list[Prediction]:
-    return [await pipeline.predict(context.replicas, instance, context.timings)]
+async def _work(context: InstanceContext[PredictParameters]) -> list[Prediction]:
+    request = context.request
+    return [await context.pipeline.predict(request.replicas, context.instance, request.timings)]
 
 
 PREDICT: Final = Operation(
     name="predict",
-    function="predict",
     summary="The most probable classes of each image",
     description="For a segmenter its segments, for a detector its boxes. There is no map.",
+    page="http-api.md",
     parameters=PredictParameters,
-    body=PredictRequest,
     example={
         "instances": [{"image": {"b64": TINY_PNG}}],
         "parameters": {"top_k": 3, "fit": "squash"},
     },
     response=PredictResponse,
     work=_work,
-    gather=lambda results: PredictResponse(predictions=each(results)),
 )

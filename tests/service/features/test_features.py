@@ -7,38 +7,31 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from unittest.mock import ANY
 
 import grimp
 import pytest
-import torch
 import typer
-from pydantic import BaseModel, Field
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import service.features
 from cam.extensions import at
 from service import app
-from service.backend.interface import Listener
 from service.backend.watch import WatchWork
-from service.backend.work import Pixels, Running, Steps, StepWork, Work
+from service.backend.work import StepWork, Work
 from service.cli.main import Commands, cli
 from service.core.errors import ConfigError
-from service.core.schemas import FailedInstance
 from service.core.settings import PREFIX, CoreSettings
 from service.features import COMMANDS, FEATURES, Feature, adapters, additions, given, operations
 from service.features.predict.operation import PREDICT
-from service.http.operation import Operation, each
-from service.http.reception import RequestContext
-from service.pipeline.instances import Instance
-from service.pipeline.parameters import PredictParameters, PredictRequest
-from service.pipeline.pipeline import Pipeline
 from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
+from tests.service.features import toy
+from tests.service.features.toy import MEASURE
 from tests.service.live import ROOT
 from tests.tree import check, copied, run
 
@@ -54,57 +47,6 @@ OF_FEATURES = (
     "cam.reasons",
 )
 """Packages of the library that only features need, and users of the library."""
-
-
-class Seen(BaseModel):
-    instance: int = Field(examples=[0])
-    width: int = Field(examples=[451])
-    largest: float = Field(examples=[9.5])
-
-
-@dataclass(frozen=True, eq=False)
-class Largest(StepWork[float]):
-    """Returns the largest logit."""
-
-    pixels: Pixels
-
-    def steps(self, running: Running) -> Steps[float]:
-        yield from ()
-        with torch.no_grad():
-            return float(running.model.module(running.input([self.pixels])).max())
-
-
-class SeenResponse(BaseModel):
-    seen: list[Seen | FailedInstance]
-
-
-async def measured(
-    pipeline: Pipeline,
-    context: RequestContext[PredictParameters],
-    instance: Instance[PredictParameters],
-    progress: Listener | None,
-) -> list[Seen]:
-    model = context.replicas.model
-    async with pipeline.opened(model, instance, context.timings) as (encoded, pool):
-        photo, seen = await pipeline.seen(model, instance, encoded, pool, context.timings)
-        outcome = await context.replicas.ask(Largest(seen.pixels))
-    return [Seen(instance=instance.index, width=photo.width, largest=outcome.value)]
-
-
-MEASURE = Operation(
-    name="measure",
-    function="measure",
-    summary="The width of each image",
-    description="In pixels.",
-    parameters=PredictParameters,
-    body=PredictRequest,
-    example={"instances": [{"image": {"b64": ""}}]},
-    response=SeenResponse,
-    work=measured,
-    gather=lambda results: SeenResponse(seen=each(results)),
-    lines=lambda seen: seen,
-    line='{"instance": 0, "width": 451, "largest": 9.5}\n',
-)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +119,7 @@ def test_a_mistyped_command_is_told_apart() -> None:
 def test_an_operation_is_added(extended: TestClient, cat: bytes) -> None:
     png = {"Content-Type": "image/png"}
     answer = extended.post(f"{MODEL}:measure", content=cat, headers=png)
-    (seen,) = answer.json()["seen"]
+    (seen,) = answer.json()["measure"]
     assert seen == {"instance": 0, "width": 451, "largest": ANY}
     assert 5 < seen["largest"] < 20  # a random model's is near 0
     lines = extended.post(
@@ -194,10 +136,35 @@ def test_an_added_operation_is_described(extended: TestClient) -> None:
     paths = extended.get("/openapi.json").json()["paths"]
     described = paths["/v1/models/{model}:measure"]["post"]
     assert described["operationId"] == "measure"
+    body = described["requestBody"]["content"]["application/json"]
+    assert list(body["example"]) == ["instances"]
+    answered = described["responses"]["200"]["content"]
+    entry = {"instance": 0, "width": 451, "largest": 9.5}
+    assert answered["application/json"]["example"] == {"measure": [entry]}
+    assert json.loads(answered["application/x-ndjson"]["example"]) == entry
     assert set(described["responses"]["200"]["content"]) == {
         "application/json",
         "application/x-ndjson",
     }
+
+
+def test_an_operation_needs_the_scope_that_it_names(cat: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "OPERATIONS", (replace(MEASURE, scope="admin"),))
+        guarded = TestClient(app.create_app(Settings()))
+    png = {"Content-Type": "image/png"}
+    refused = guarded.post(f"{MODEL}:measure", content=cat, headers=png)
+    assert refused.status_code == 403
+    assert "API key of scope 'admin'" in refused.json()["detail"]
+
+
+def test_the_page_of_each_operation_names_it() -> None:
+    for operation in operations():
+        assert f":{operation.name}" in (ROOT / "docs" / operation.page).read_text()
+
+
+def test_an_operation_fits_one_file() -> None:
+    assert len(Path(toy.__file__).read_text().splitlines()) <= 40
 
 
 def test_an_operation_that_is_not_listed_is_not_there(extended: TestClient, cat: bytes) -> None:
