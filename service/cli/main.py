@@ -6,8 +6,10 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import starmap
+from types import FunctionType
 from typing import Annotated, Any
 
 import typer
@@ -38,8 +40,18 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        alone.command(cmd_name)(at(COMMANDS[cmd_name]))
+        alone.command(cmd_name)(_command(COMMANDS[cmd_name]))
         return typer.main.get_command(alone)
+
+
+def _command(place: str) -> Callable[..., None]:
+    """Return the function at a place, or, where an operation is, the command that it makes."""
+    found = at(place)
+    if isinstance(found, FunctionType):
+        return found
+    from service.cli.operation import command_of
+
+    return command_of(found)
 
 
 cli = typer.Typer(

@@ -37,7 +37,8 @@ class Feature:
     adapters: tuple[str, ...] = ()
     """Places of what is added to the app."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """Name of a command of `gradcam` → its place."""
+    """Name of a command of `gradcam` → the place of its function, or of the operation whose answers
+    it prints."""
     work: tuple[str, ...] = ()
     """Places of what it alone asks of a model. The process of the models imports them."""
     journals: tuple[str, ...] = ()
@@ -56,12 +57,22 @@ class Feature:
 
 
 FEATURES: Final = (
-    Feature("predict", operations=("operation:PREDICT",)),
+    Feature(
+        "predict",
+        operations=("operation:PREDICT",),
+        commands={"predict": "operation:PREDICT"},
+    ),
     Feature("explain", operations=("operation:EXPLAIN",), commands={"explain": "command:command"}),
-    Feature("evaluate", needs=("explain",), operations=("operation:EVALUATE",)),
+    Feature(
+        "evaluate",
+        needs=("explain",),
+        operations=("operation:EVALUATE",),
+        commands={"evaluate": "operation:EVALUATE"},
+    ),
     Feature(
         "activations",
         operations=("operation:ACTIVATIONS",),
+        commands={"activations": "operation:ACTIVATIONS"},
         work=("work:Observe", "work:Factorise"),
     ),
     Feature(
@@ -129,7 +140,7 @@ COMMANDS: Final = {
     for feature in FEATURES
     for name, place in feature.commands.items()
 }
-"""Name of a command → the place of its function."""
+"""Name of a command → the place of its function or operation."""
 
 
 def given(kind: str) -> list[Any]:

@@ -14,10 +14,12 @@ from starlette.datastructures import ImmutableMultiDict
 from service.core.choices import Output
 from service.core.settings import CoreSettings
 from service.pipeline.instances import P
+from service.pipeline.parameters import ImageParameters
 from service.pipeline.validation import read_parameters
 
 Models = Annotated[Path | None, typer.Option(help=CoreSettings.options()["models"])]
 Model = Annotated[str | None, typer.Option(help="Name of the model; the first model by default.")]
+Photos = Annotated[list[Path], typer.Argument(help="Image files.")]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
 Fit = Annotated[str, typer.Option(help="crop, squash or pad; auto is the model's default_fit.")]
 FOLDER: Final = Path("explanations")
@@ -34,12 +36,13 @@ def settings_of(context: typer.Context, models: Path | None) -> CoreSettings:
     return kind.read(os.environ, models=models)
 
 
-def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
-    """Make a command about image files. Its options are the model, the folder for pictures, the
-    file of models, and each parameter of a request.
+def with_parameters(
+    schema: type[ImageParameters], command: Callable[..., None], words: str
+) -> Callable[..., None]:
+    """Give a command, whose last argument is `**values`, an option for each parameter of a request.
 
-    The function takes the files, the settings, the parameters, the model's name and the folder, and
-    returns the exit code. Its docstring is the command's help.
+    Args:
+        words: the command's help.
     """
     options = [
         inspect.Parameter(
@@ -57,24 +60,33 @@ def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
         )
         for name, field in schema.model_fields.items()
     ]
+    command.__doc__ = words
+    return with_options(command, options)
+
+
+def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
+    """Make a command about image files. Its options are the model, the folder for pictures, the
+    file of models, and each parameter of a request.
+
+    The function takes the files, the settings, the parameters, the model's name and the folder, and
+    returns the exit code. Its docstring is the command's help.
+    """
 
     def decorate(work: OnFiles[P]) -> Callable[..., None]:
         def command(
             context: typer.Context,
-            photos: Annotated[list[Path], typer.Argument(help="Image files.")],
+            photos: Photos,
             model: Model = None,
             folder: Annotated[Path, typer.Option(help="Folder for the pictures.")] = FOLDER,
             models: Models = None,
             **values: Any,
         ) -> None:
             settings = settings_of(context, models)
-            given = {name: sent for name, sent in values.items() if sent not in (None, [])}
-            folder = _folder_of(given, folder)
-            parameters = _parameters_of(schema, given)
+            folder = _folder_of(values, folder)
+            parameters = parameters_of(schema, values)
             raise typer.Exit(work(photos, settings, parameters, model, folder))
 
-        command.__doc__ = work.__doc__
-        return with_options(command, options)
+        return with_parameters(schema, command, inspect.getdoc(work) or "")
 
     return decorate
 
@@ -88,25 +100,27 @@ def with_options(command: Command, options: Iterable[inspect.Parameter]) -> Comm
     return command
 
 
-def _parameters_of(schema: type[P], given: Mapping[str, Any]) -> P:
-    """Return the parameters that a command was given.
+def parameters_of(schema: type[P], values: Mapping[str, Any]) -> P:
+    """Return the parameters that a command was given; of an option that is not given, the value is
+    None or [].
 
     Raises:
         Problem: if a parameter is wrong; it names the parameter.
     """
     texts = [
         (name, str(text).lower() if isinstance(text, bool) else text)
-        for name, sent in given.items()
+        for name, sent in values.items()
+        if sent is not None
         for text in (sent if isinstance(sent, list) else [sent])
     ]
     return read_parameters(schema, ImmutableMultiDict(texts), "/query")
 
 
-def _folder_of(given: dict[str, Any], folder: Path) -> Path:
-    """Return the folder for pictures: that of `--output`, which is taken from what was given, if it
+def _folder_of(values: dict[str, Any], folder: Path) -> Path:
+    """Return the folder for pictures: that of `--output`, which is taken from the values, if it
     does not say what they show."""
-    sent = given.get("output")
+    sent = values.get("output")
     if not isinstance(sent, list) or len(sent) != 1 or sent[0] in PICTURES:
         return folder
-    del given["output"]
+    del values["output"]
     return Path(sent[0])

@@ -19,12 +19,11 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 import service.features
-from cam.extensions import at
 from service import app
 from service.backend.watch import WatchWork
 from service.backend.work import StepWork, Work
 from service.cli.main import Commands, cli
-from service.core.errors import ConfigError
+from service.core.errors import ConfigError, Problem
 from service.core.settings import PREFIX, CoreSettings
 from service.features import COMMANDS, FEATURES, Feature, adapters, additions, given, operations
 from service.features.predict.operation import PREDICT
@@ -63,7 +62,8 @@ def test_the_list_has_each_folder_and_what_is_named_there() -> None:
     for kind in fields(Feature)[2:]:
         if kind.default == ():
             assert all(map(callable, given(kind.name))) or kind.name == "operations"
-    assert all(callable(at(place)) for place in COMMANDS.values())
+    for name in COMMANDS:
+        assert CliRunner().invoke(cli, [name, "--help"]).exit_code == 0
     assert all(additions(folder) for feature in FEATURES for folder in feature.extends)
     assert len({operation.name for operation in operations()}) == len(operations())
 
@@ -161,6 +161,28 @@ def test_an_operation_needs_the_scope_that_it_names(cat: bytes) -> None:
 def test_the_page_of_each_operation_names_it() -> None:
     for operation in operations():
         assert f":{operation.name}" in (ROOT / "docs" / operation.page).read_text()
+
+
+def test_an_operation_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "measure", f"{toy.__name__}:MEASURE")
+    photo = "docs/photos/chelsea.png"
+    said = CliRunner().invoke(cli, ["measure", photo, "missing.png", "--fit", "squash"])
+    assert json.loads(said.stdout) == {"instance": 0, "width": 451, "largest": ANY}
+    failed = json.loads(said.stderr)
+    assert (failed["instance"], failed["id"]) == (1, "missing.png")
+    assert failed["problem"]["status"] == 422
+    assert failed["error"] == "missing.png cannot be read: No such file or directory"
+    assert said.exit_code == 1
+
+
+def test_a_command_of_an_operation_refuses_what_no_photo_could_have() -> None:
+    for words, why in (
+        (["predict", "photo.png", "--top-k", "0"], "top_k is '0': at least 1"),
+        (["evaluate", "photo.png", "--layer", "b*", "--reasons", "5"], "the request asks for 80"),
+    ):
+        said = CliRunner().invoke(cli, words)
+        assert isinstance(said.exception, Problem)
+        assert why in str(said.exception)
 
 
 def test_an_operation_fits_one_file() -> None:
