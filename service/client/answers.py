@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from service.client.explanation import Explanation
 from service.client.failures import ServiceError, UnexpectedAnswer, failure, failure_of
@@ -53,13 +53,28 @@ class Response:
         return self.body
 
 
-def parsed(schema: type[M], body: bytes | str) -> M:
-    """Parse JSON according to a schema.
+class Document(RootModel[dict[str, Any]]):
+    """An answer of any operation."""
+
+
+def document(answer: Response) -> dict[str, Any]:
+    """Return the JSON of an answer.
+
+    Raises:
+        UnexpectedAnswer: if it is not a JSON object.
+    """
+    return parsed(Document, answer.body).root
+
+
+def parsed(schema: type[M], body: bytes | str | Mapping[str, Any]) -> M:
+    """Read JSON, which may be parsed already, according to a schema.
 
     Raises:
         UnexpectedAnswer: if the body does not fit the schema.
     """
     try:
+        if isinstance(body, Mapping):
+            return schema.model_validate(body)
         return schema.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
@@ -70,7 +85,7 @@ def parsed(schema: type[M], body: bytes | str) -> M:
         ) from error
 
 
-def explanations(answer: Response, asked: Mapping[str, Any]) -> list[Explanation]:
+def explanations(document: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Explanation]:
     """Return the explanations of an answer.
 
     Args:
@@ -80,18 +95,18 @@ def explanations(answer: Response, asked: Mapping[str, Any]) -> list[Explanation
         ServiceError: if the service could not explain the photo.
         UnexpectedAnswer: if the answer does not fit the schema.
     """
-    explanations = parsed(schemas.ExplainResponse, answer.body).explanations
+    explanations = parsed(schemas.ExplainResponse, document).explanations
     return [Explanation(_sound(explanation), asked) for explanation in explanations]
 
 
-def evaluations(answer: Response) -> list[Evaluation]:
+def evaluations(document: Mapping[str, Any]) -> list[Evaluation]:
     """Return the scores of an answer.
 
     Raises:
         ServiceError: if the service could not evaluate the photo's maps.
         UnexpectedAnswer: if the answer does not fit the schema.
     """
-    return [_sound(evaluation) for evaluation in parsed(EvaluateResponse, answer.body).evaluations]
+    return [_sound(evaluation) for evaluation in parsed(EvaluateResponse, document).evaluations]
 
 
 def first(models: list[str]) -> str:
@@ -116,27 +131,27 @@ def only(explanations: list[Explanation]) -> Explanation:
     return explanations[0]
 
 
-def prediction(answer: Response) -> schemas.Prediction:
+def prediction(document: Mapping[str, Any]) -> schemas.Prediction:
     """Return the prediction of an answer.
 
     Raises:
         ServiceError: if the service could not predict the photo.
         UnexpectedAnswer: if the answer does not fit the schema or has several predictions.
     """
-    predictions = parsed(schemas.PredictResponse, answer.body).predictions
+    predictions = parsed(schemas.PredictResponse, document).predictions
     if len(predictions) != 1:
         raise UnexpectedAnswer(f"the answer has {len(predictions)} predictions of one photo")
     return _sound(predictions[0])
 
 
-def answer(response: Response) -> answer_schemas.Answer:
+def answer(document: Mapping[str, Any]) -> answer_schemas.Answer:
     """Return the answer to a question about one photo.
 
     Raises:
         ServiceError: if the service could not answer it.
         UnexpectedAnswer: if the response does not fit the schema or has several answers.
     """
-    found = parsed(answer_schemas.AnswerResponse, response.body).answers
+    found = parsed(answer_schemas.AnswerResponse, document).answers
     if len(found) != 1:
         raise UnexpectedAnswer(f"the response has {len(found)} answers about one photo")
     return _sound(found[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -63,24 +63,27 @@ def model_path(model: str) -> str:
     return f"/v1/models/{step(model)}"
 
 
-def about_photo(
-    verb: str, model: str, photo: Photo, parameters: Mapping[str, Any], accept: str
+def about_photos(
+    verb: str, model: str, photos: Sequence[Photo], parameters: Mapping[str, Any], accept: str
 ) -> Request:
-    """Read one photo and return the call that sends it. If the photo is given by its bytes and no
-    parameter is a list or an object, the bytes are the body and the parameters are in the query;
+    """Read photos and return the call that sends them. If it is one photo, given by its bytes, and
+    no parameter is a list or an object, the bytes are the body and the parameters are in the query;
     otherwise the body is JSON.
 
     Raises:
-        OSError, TypeError, ValueError: if the photo cannot be read.
+        OSError, TypeError, ValueError: if there is no photo, or one cannot be read.
     """
-    content = read(photo)
-    path = f"{model_path(model)}:{verb}"
+    require_name("verb of the operation", verb)
+    if not photos:
+        raise ValueError(f"there is no photo to {verb}; give at least one")
+    contents = [read(photo) for photo in photos]
+    path = f"{model_path(model)}:{step(verb)}"
     simple = not any(_compound(value) for value in parameters.values())
-    if simple and not isinstance(content, Named):
+    if simple and len(contents) == 1 and not isinstance(contents[0], Named):
         headers = {"Accept": accept, "Content-Type": ANY_IMAGE}
-        return Request("POST", path, query_of(parameters), headers, content)
-    instance = {"image": field_of(content)}
-    document = {"instances": [instance], "parameters": _given(parameters)}
+        return Request("POST", path, query_of(parameters), headers, contents[0])
+    instances = [{"image": field_of(content)} for content in contents]
+    document = {"instances": instances, "parameters": _given(parameters)}
     headers = {"Accept": accept, "Content-Type": JSON}
     return Request("POST", path, (), headers, to_json(document))
 

@@ -59,7 +59,7 @@ class PredictOptions(TypedDict, total=False):
 
 
 class Options(PredictOptions, total=False):
-    """Parameters of `explain`, `overlay`, `explain_many` and `submit`."""
+    """Parameters of `explain`, `explain_each`, `overlay`, `explain_many` and `submit`."""
 
     method: str | Sequence[str]
     layer: str | Sequence[str]

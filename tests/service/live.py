@@ -35,21 +35,21 @@ Served = tuple[subprocess.Popen[str], httpx2.Client]
 
 
 @contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[Served]:
+def serving(*arguments: str, tree: Path | str = ROOT, **environment: str) -> Iterator[Served]:
     """The service, once it can explain."""
-    with starting(*arguments, **environment) as (process, http):
+    with starting(*arguments, tree=tree, **environment) as (process, http):
         until_ready(process, http)
         yield process, http
 
 
 @contextmanager
-def starting(*arguments: str, **environment: str) -> Iterator[Served]:
-    """The service, which may still load."""
+def starting(*arguments: str, tree: Path | str = ROOT, **environment: str) -> Iterator[Served]:
+    """The service of a tree of the packages, which may still load."""
     port = free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), *arguments]
     process = subprocess.Popen(
         command,
-        cwd=ROOT,
+        cwd=tree,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self, TypeVar, Unpack
 
@@ -130,6 +130,26 @@ class AsyncClient:
         answer = await self._line.send(calls.get(f"{path}/drift"))
         return answers.parsed(DriftDescription, answer.body)
 
+    async def ask(
+        self, verb: str, /, *photos: Photo, model: str | None = None, **parameters: Any
+    ) -> dict[str, Any]:
+        """The answer in JSON of any operation on images, `POST /v1/models/{model}:VERB`, also of
+        those that have no method here. The methods of the others ask by this one. Requests that are
+        under way at the same time share the service's batches, and so do the photos of a request.
+
+        Args:
+            photos: one or more. If all fail, the first one's error is raised; otherwise, the answer
+                has an entry with the `problem` in the place of each that failed.
+            parameters: of the operation, as docs/http-api.md names them.
+
+        Raises:
+            OSError, TypeError, ValueError: if there is no photo, one cannot be read here, or the
+                parameters are too long.
+            ClientError: if there is no answer, or it is an error.
+        """
+        answer = await self._about(verb, photos, model, parameters, calls.JSON)
+        return answers.document(answer)
+
     async def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
     ) -> schemas.Prediction:
@@ -140,7 +160,7 @@ class AsyncClient:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.prediction(await self._about("predict", photo, model, parameters))
+        return answers.prediction(await self.ask("predict", photo, model=model, **parameters))
 
     async def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -161,7 +181,7 @@ class AsyncClient:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        return answers.explanations(await self._about("explain", photo, model, asked), asked)
+        return answers.explanations(await self.ask("explain", photo, model=model, **asked), asked)
 
     async def evaluate(
         self,
@@ -185,7 +205,7 @@ class AsyncClient:
         asked: Mapping[str, Any] = dict(parameters)
         if judged is not None:
             asked = {**asked, "map": calls.sent_map(judged)}
-        return answers.evaluations(await self._about("evaluate", photo, model, asked))
+        return answers.evaluations(await self.ask("evaluate", photo, model=model, **asked))
 
     async def answer(
         self,
@@ -203,8 +223,8 @@ class AsyncClient:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        asked: Mapping[str, Any] = {"question": question, **parameters}
-        return answers.answer(await self._about("answer", photo, model, asked))
+        document = await self.ask("answer", photo, model=model, question=question, **parameters)
+        return answers.answer(document)
 
     async def overlay(
         self,
@@ -219,7 +239,7 @@ class AsyncClient:
         Raises:
             As `explain`.
         """
-        answer = await self._about("explain", photo, model, parameters, media_type)
+        answer = await self._about("explain", (photo,), model, parameters, media_type)
         return answer.require_picture()
 
     def explain_many(
@@ -266,8 +286,8 @@ class AsyncClient:
 
         async def work(photo: P) -> list[Explanation] | Failure:
             try:
-                answer = await self._about("explain", photo, name, parameters)
-                return answers.explanations(answer, parameters)
+                document = await self.ask("explain", photo, model=name, **parameters)
+                return answers.explanations(document, parameters)
             except (ClientError, OSError) as error:
                 return error
 
@@ -348,14 +368,14 @@ class AsyncClient:
     async def _about(
         self,
         verb: str,
-        photo: Photo,
+        photos: Sequence[Photo],
         model: str | None,
         parameters: Mapping[str, Any],
-        accept: str = calls.JSON,
+        accept: str,
     ) -> answers.Response:
         name = await self._named(model)
         # Reading photos and encoding pictures block.
-        call = await call_blocking(calls.about_photo, verb, name, photo, parameters, accept)
+        call = await call_blocking(calls.about_photos, verb, name, photos, parameters, accept)
         return await self._line.send(call)
 
     def _job(self, answer: answers.Response) -> AsyncJob:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Self, TypeVar, Unpack
 
@@ -132,6 +132,26 @@ class Client:
         answer = self._line.send(calls.get(f"{path}/drift"))
         return answers.parsed(DriftDescription, answer.body)
 
+    def ask(
+        self, verb: str, /, *photos: Photo, model: str | None = None, **parameters: Any
+    ) -> dict[str, Any]:
+        """The answer in JSON of any operation on images, `POST /v1/models/{model}:VERB`, also of
+        those that have no method here. The methods of the others ask by this one. Requests that are
+        under way at the same time share the service's batches, and so do the photos of a request.
+
+        Args:
+            photos: one or more. If all fail, the first one's error is raised; otherwise, the answer
+                has an entry with the `problem` in the place of each that failed.
+            parameters: of the operation, as docs/http-api.md names them.
+
+        Raises:
+            OSError, TypeError, ValueError: if there is no photo, one cannot be read here, or the
+                parameters are too long.
+            ClientError: if there is no answer, or it is an error.
+        """
+        answer = self._about(verb, photos, model, parameters, calls.JSON)
+        return answers.document(answer)
+
     def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
     ) -> schemas.Prediction:
@@ -142,7 +162,7 @@ class Client:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.prediction(self._about("predict", photo, model, parameters))
+        return answers.prediction(self.ask("predict", photo, model=model, **parameters))
 
     def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -163,7 +183,7 @@ class Client:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        return answers.explanations(self._about("explain", photo, model, asked), asked)
+        return answers.explanations(self.ask("explain", photo, model=model, **asked), asked)
 
     def evaluate(
         self,
@@ -187,7 +207,7 @@ class Client:
         asked: Mapping[str, Any] = dict(parameters)
         if judged is not None:
             asked = {**asked, "map": calls.sent_map(judged)}
-        return answers.evaluations(self._about("evaluate", photo, model, asked))
+        return answers.evaluations(self.ask("evaluate", photo, model=model, **asked))
 
     def answer(
         self,
@@ -205,8 +225,8 @@ class Client:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        asked: Mapping[str, Any] = {"question": question, **parameters}
-        return answers.answer(self._about("answer", photo, model, asked))
+        document = self.ask("answer", photo, model=model, question=question, **parameters)
+        return answers.answer(document)
 
     def overlay(
         self,
@@ -221,7 +241,7 @@ class Client:
         Raises:
             As `explain`.
         """
-        answer = self._about("explain", photo, model, parameters, media_type)
+        answer = self._about("explain", (photo,), model, parameters, media_type)
         return answer.require_picture()
 
     def explain_many(
@@ -272,8 +292,8 @@ class Client:
 
         def work(photo: P) -> list[Explanation] | Failure:
             try:
-                answer = self._about("explain", photo, name, parameters)
-                return answers.explanations(answer, parameters)
+                document = self.ask("explain", photo, model=name, **parameters)
+                return answers.explanations(document, parameters)
             except (ClientError, OSError) as error:
                 return error
 
@@ -352,14 +372,14 @@ class Client:
     def _about(
         self,
         verb: str,
-        photo: Photo,
+        photos: Sequence[Photo],
         model: str | None,
         parameters: Mapping[str, Any],
-        accept: str = calls.JSON,
+        accept: str,
     ) -> answers.Response:
         name = self._named(model)
         # Reading photos and encoding pictures block.
-        call = call_blocking(calls.about_photo, verb, name, photo, parameters, accept)
+        call = call_blocking(calls.about_photos, verb, name, photos, parameters, accept)
         return self._line.send(call)
 
     def _job(self, answer: answers.Response) -> Job:

@@ -1,22 +1,23 @@
-"""Generates the options of the client, service/client/options.py, from the service's parameters.
+"""Generates the options of the client, service/client/options.py, from the service's parameters: of
+the operations for which the client has a method of that name.
 
 The client does not import the parameters, because it is installed without what they need.
 """
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from service.features.answers.parameters import AnswerParameters
-from service.features.evaluate.parameters import EvaluateParameters
-from service.pipeline.parameters import Parameters, PredictParameters
+from service.features import operations
+from service.pipeline.parameters import Parameters
 
 ROOT = Path(__file__).parents[3]
 TARGET = ROOT / "service" / "client" / "options.py"
@@ -33,49 +34,74 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp"]
 '''
 OBJECTS = {"ImageSource": "EncodedImage"}
 """Name of a schema → name in the client, where they differ."""
-LEFT_OUT = {"SentMap", "map", "question"}
-"""What is an argument of its own, `judged` and `question`."""
+LEFT_OUT = {
+    "map": "A map that was made elsewhere is its argument `judged`.",
+    "question": "The question is an argument of its own.",
+}
+"""Parameter that is no option → what a method takes instead."""
+SENT_MAP = "SentMap"
+"""The schema of `map`, which nothing else needs."""
 MOST_CHOICES = 6
 """Longest list of choices that is written out. Methods and metrics are longer, and packages add
 methods."""
 AUDITED = ("method", "layer", "target", "evaluate", "fit")
 """Parameters of an audit."""
-CLASSES: tuple[tuple[str, type[BaseModel], str, str], ...] = (
-    ("PredictOptions", PredictParameters, "TypedDict", "Parameters of `predict`."),
-    (
-        *("Options", Parameters, "PredictOptions"),
-        "Parameters of `explain`, `overlay`, `explain_many` and `submit`.",
-    ),
-    (
-        *("EvaluateOptions", EvaluateParameters, "Options"),
-        "Parameters of `evaluate`. A map that was made elsewhere is its argument `judged`.",
-    ),
+OF_AUDITS = (
+    "Parameters of `audit`: without them, the usual methods, layers and metrics are measured."
 )
-"""Name in the client, parameters of the service, base and docstring."""
+CLIENT = ROOT / "service" / "client" / "_async" / "client.py"
 
 
 def generate() -> str:
     """Returns the text of service/client/options.py."""
-    schema = EvaluateParameters.model_json_schema()
-    parts = [HEADER]
-    for name, each in schema["$defs"].items():
-        if each.get("type") == "object" and name not in LEFT_OUT:
-            fields = {field: _type(of, schema) for field, of in each["properties"].items()}
-            total = set(fields) <= set(each.get("required", ()))
-            parts += _object(OBJECTS.get(name, name), fields, each.get("description"), total=total)
-    written: set[str] = set()
-    for name, parameters, base, words in CLASSES:
-        fields = _fields(parameters, set(parameters.model_fields) - written - LEFT_OUT)
-        parts += _object(name, fields, words, base=base)
-        written |= set(parameters.model_fields)
-    names = set(AnswerParameters.model_fields) - LEFT_OUT
-    words = "Parameters of `answer`. The question is an argument of its own."
-    parts += _object("AnswerOptions", _fields(AnswerParameters, names), words)
-    words = (
-        "Parameters of `audit`: without them, the usual methods, layers and metrics are measured."
-    )
-    parts += _object("AuditOptions", _fields(Parameters, AUDITED), words)
-    return _formatted("\n".join(parts))
+    methods = _methods()
+    named = {name: options for options, names in methods.items() for name in names}
+    asked = {named[each.name]: each.parameters for each in operations() if each.name in named}
+    bases: dict[str, type[BaseModel]] = {}
+    objects: dict[str, Any] = {}
+    parts: list[str] = []
+    for name, parameters in asked.items():
+        above = [base for base, kind in bases.items() if issubclass(parameters, kind)]
+        own = parameters.model_fields.keys() - {
+            field for base in above for field in bases[base].model_fields
+        }
+        words = [f"Parameters of {_listed(methods[name])}."]
+        words += [said for left_out, said in LEFT_OUT.items() if left_out in own]
+        fields = _fields(parameters, own - LEFT_OUT.keys())
+        parts += _object(name, fields, " ".join(words), base=above[-1] if above else "TypedDict")
+        objects |= parameters.model_json_schema().get("$defs", {})
+        bases[name] = parameters
+    parts += _object("AuditOptions", _fields(Parameters, AUDITED), OF_AUDITS)
+    return _formatted("\n".join([HEADER, *_objects(objects), *parts]))
+
+
+def _objects(schemas: Mapping[str, Any]) -> list[str]:
+    """Returns the lines of what parameters are made of."""
+    parts: list[str] = []
+    for name, each in sorted(schemas.items()):
+        if each.get("type") == "object" and name != SENT_MAP:
+            of = {
+                field: _type(kind, {"$defs": schemas}) for field, kind in each["properties"].items()
+            }
+            total = set(of) <= set(each.get("required", ()))
+            parts += _object(OBJECTS.get(name, name), of, each.get("description"), total=total)
+    return parts
+
+
+def _methods() -> dict[str, list[str]]:
+    """Returns the options that the client's methods take → the names of these methods."""
+    found: dict[str, list[str]] = {}
+    for node in ast.walk(ast.parse(CLIENT.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.kwarg:
+            options = ast.unparse(node.args.kwarg.annotation or ast.Constant(None))
+            if options.startswith("Unpack["):
+                found.setdefault(options[len("Unpack[") : -1], []).append(node.name)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = [f"`{name}`" for name in names]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _fields(parameters: type[BaseModel], names: Iterable[str]) -> dict[str, str]:

@@ -339,6 +339,29 @@ def test_an_error_has_the_services_sentence_and_whereabouts(client: Client, cat:
     assert empty.value.status == 422
 
 
+def test_any_operation_is_asked_by_its_verb(client: Client, address: str, cat: bytes) -> None:
+    document = client.ask("activations", cat, layer="blocks.3", top_k=3)
+    (seen,) = document["activations"]
+    assert (seen["layer"], len(seen["channels"])) == ("blocks.3", 3)
+    prediction = client.ask("predict", cat, top_k=2)["predictions"][0]
+    assert prediction == client.predict(cat, top_k=2).model_dump(exclude_none=True, mode="json")
+    several = client.ask("predict", cat, b"no picture", top_k=1)["predictions"]
+    assert [entry["instance"] for entry in several] == [0, 1]
+    assert several[0]["classes"][0]["index"] == CAT
+    assert several[1]["problem"]["type"] == "urn:gradcam-service:undecodable-image"
+    with pytest.raises(ServiceError, match="the 10 bytes are not a JPEG"):
+        client.ask("predict", b"no picture", b"no picture")
+    with pytest.raises(NotFound, match="there is nothing at"):
+        client.ask("describe", cat)
+    with pytest.raises(ValueError, match="there is no photo to predict; give at least one"):
+        client.ask("predict")
+    with pytest.raises(ValueError, match="the verb of the operation is empty"):
+        client.ask("", cat)
+    assert awaited(address, lambda client: client.ask("predict", cat, top_k=2)) == {
+        "predictions": [prediction]
+    }
+
+
 def test_of_twenty_the_corrupt_one_is_a_value_in_its_place(
     client: Client, cat: bytes, espresso: bytes, tmp_path: Path
 ) -> None:

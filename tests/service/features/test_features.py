@@ -23,6 +23,7 @@ from service import app
 from service.backend.watch import WatchWork
 from service.backend.work import StepWork, Work
 from service.cli.main import Commands, cli
+from service.client import Client, ServiceError
 from service.core.errors import ConfigError, Problem
 from service.core.settings import PREFIX, CoreSettings
 from service.features import COMMANDS, FEATURES, Feature, adapters, additions, given, operations
@@ -31,7 +32,7 @@ from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.features import toy
 from tests.service.features.toy import MEASURE
-from tests.service.live import ROOT
+from tests.service.live import ROOT, serving
 from tests.tree import check, copied, run
 
 FOLDERS = {
@@ -185,8 +186,45 @@ def test_a_command_of_an_operation_refuses_what_no_photo_could_have() -> None:
         assert why in str(said.exception)
 
 
-def test_an_operation_fits_one_file() -> None:
+LINE = """    Feature(
+        "measure",
+        operations=("operation:MEASURE",),
+        commands={"measure": "operation:MEASURE"},
+        work=("operation:Largest",),
+    ),
+"""
+
+
+@pytest.mark.slow
+def test_an_operation_in_one_file(tmp_path: Path, cat: bytes) -> None:
+    """A folder with the file, and its line in the list, are all that is added to the packages. The
+    service has processes that receive requests, and one with the models."""
     assert len(Path(toy.__file__).read_text().splitlines()) <= 40
+    tree = copied(tmp_path)
+    features = tree / "service" / "features"
+    (features / "measure").mkdir()
+    (features / "measure" / "__init__.py").touch()
+    shutil.copy(toy.__file__, features / "measure" / "operation.py")
+    lists = features / "__init__.py"
+    before, mark, after = lists.read_text().partition("FEATURES: Final = (\n")
+    lists.write_text(f"{before}{mark}{LINE}{after}")
+    photo = tmp_path / "cat.png"
+    photo.write_bytes(cat)
+    document = json.loads(run(tree, "python", "-m", "service", "openapi"))
+    assert "/v1/models/{model}:measure" in document["paths"]
+    measured = {"instance": 0, "width": 451, "largest": ANY}
+    assert json.loads(run(tree, "python", "-m", "service", "measure", str(photo))) == measured
+    slow = {"GRADCAM_DEADLINE_SECONDS": "300"}  # beside other tests
+    with (
+        serving(tree=tree, **slow) as (_, http),
+        Client(str(http.base_url), timeout=300) as client,
+    ):
+        assert client.ask("measure", photo) == {"measure": [measured]}
+        both = client.ask("measure", cat, b"no photo", fit="squash")["measure"]
+        assert both[0] == measured
+        assert both[1]["problem"]["status"] == 422
+        with pytest.raises(ServiceError, match="top_k is '0'"):
+            client.ask("measure", photo, top_k=0)
 
 
 def test_an_operation_that_is_not_listed_is_not_there(extended: TestClient, cat: bytes) -> None:
