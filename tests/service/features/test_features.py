@@ -177,11 +177,12 @@ def test_an_operation_is_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_of_an_operation_refuses_what_no_photo_could_have() -> None:
+    many = ["--layer", "a*", "--layer", "b*", "--reasons", "5"]
     for words, why in (
-        (["predict", "photo.png", "--top-k", "0"], "top_k is '0': at least 1"),
-        (["evaluate", "photo.png", "--layer", "b*", "--reasons", "5"], "the request asks for 80"),
+        (["predict", "--top-k", "0"], "top_k is '0': it should be a number from 1 to 1000"),
+        (["evaluate", *many], "the request asks for 160 maps; at most 100 are allowed"),
     ):
-        said = CliRunner().invoke(cli, words)
+        said = CliRunner().invoke(cli, [*words, "photo.png"])
         assert isinstance(said.exception, Problem)
         assert why in str(said.exception)
 
