@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from cam.drawing.overlay import COLORMAPS, colorize
+from cam.drawing.overlay import COLORMAPS, HOTTEST, USUAL, USUAL_SIGNED, colorize
 from service.app import create_app
 from service.features.keys.keys import new_key
 from service.features.studio.routes import ADDRESSES, BUILT, PATHS
@@ -62,6 +63,14 @@ def test_colour_maps_are_the_service_s() -> None:
     ramp = np.arange(256)[:, None] / 255
     for name, table in tables.items():
         assert base64.b64decode(table) == colorize(ramp.astype(np.float32), name).tobytes()
+
+
+def test_colour_maps_for_which_none_is_chosen_are_the_service_s() -> None:
+    source = (STUDIO / "source" / "colours.ts").read_text()
+    said = dict(re.findall(r'\b(USUAL_SIGNED|SERVICE): Colormap = "(\w+)"', source))
+    assert said == {"USUAL_SIGNED": USUAL_SIGNED, "SERVICE": USUAL}
+    (hottest,) = re.findall(r"\bHOTTEST = ([\d.]+)", source)
+    assert float(hottest) == HOTTEST
 
 
 @pytest.mark.slow
