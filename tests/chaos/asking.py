@@ -11,7 +11,7 @@ import httpx2
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
-from cam import COLORMAPS, METHODS
+from cam import METHODS
 from service.pipeline.parameters import Parameters
 from tests.chaos.finding import Finding
 from tests.chaos.stage import photo, plain, staged
@@ -44,29 +44,39 @@ TARGETS = some.one_of(
     ),
 )
 LAYERS = some.sampled_from(["auto", "conv1", "relu2", "conv2", "head", "dropout", "nowhere", ""])
-PLAUSIBLE: dict[str, some.SearchStrategy[Any]] = {
-    "top_k": some.integers(-1, 1001),
-    "fit": some.sampled_from(["crop", "squash", "pad", "stretch"]),
+SCHEMA = Parameters.model_json_schema()
+
+
+def plausible(schema: dict[str, Any]) -> some.SearchStrategy[Any]:
+    """Values that a schema allows, and some just beside them."""
+    if "$ref" in schema:
+        return plausible(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]])
+    if "anyOf" in schema:
+        kinds = (each for each in schema["anyOf"] if each.get("type") != "null")
+        return some.one_of(*map(plausible, kinds))
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return some.sampled_from([*values, "x"])
+    least, most = schema.get("minimum", 0), schema.get("maximum", 1000)
+    return {
+        "boolean": some.booleans(),
+        "integer": some.integers(least - 2, most + 1),
+        "number": some.floats(least - 0.1, most + 0.1),
+    }[schema["type"]]
+
+
+OWN: dict[str, some.SearchStrategy[Any]] = {
     "method": some.sampled_from([*METHODS, "sorcery", ""]),
     "layer": LAYERS | some.lists(LAYERS, max_size=4),
     "target": TARGETS | some.lists(TARGETS, max_size=4),
     "prompts": some.lists(some.sampled_from(["a cat", "a dog", ""]), max_size=3),
     "budget": some.integers(0, 40),
-    "signed": some.booleans(),
-    "smooth": some.sampled_from(["none", "eigen", "augment", "both"]),
-    "fuse": some.sampled_from(["none", "mean", "max"]),
-    "output": some.sampled_from(["overlay", "heatmap", "mask", "values", "contour", "panel", "x"]),
-    "threshold": some.floats(-0.1, 1.1),
-    "colormap": some.sampled_from([*COLORMAPS, "plaid"]),
-    "opacity": some.floats(-0.1, 1.1),
-    "normalize": some.sampled_from(["minmax", "percentile", "none"]),
-    "size": some.sampled_from(["image", "model", "layer"]),
-    "reasons": some.integers(-1, 6),
     "evaluate": some.lists(
         some.sampled_from(["deletion", "stability", "adcc", "energy", "beauty", ""]), max_size=2
     ),
 }
-assert PLAUSIBLE.keys() == Parameters.model_fields.keys()
+PLAUSIBLE = {
+    name: OWN.get(name) or plausible(schema) for name, schema in SCHEMA["properties"].items()
+}
 SAID = some.fixed_dictionaries({}, optional=PLAUSIBLE)
 ODD = some.dictionaries(some.sampled_from([*PLAUSIBLE, "colour"]), ANYTHING, max_size=3)
 INSTANCES = some.fixed_dictionaries(
