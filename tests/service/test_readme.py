@@ -27,6 +27,7 @@ from cam import COLORMAPS, METHODS
 from service.app import create_app
 from service.cli.main import cli
 from service.core.settings import PREFIX
+from service.features import operations
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.parameters import Parameters
 from service.settings import Settings
@@ -220,6 +221,13 @@ def test_the_commands_of_the_command_line() -> None:
     names = group.list_commands(None)
     first, second = CONFIGURATION.partition("The\noptions are:")[::2]
     assert set(re.findall(r"^\| `gradcam (\w+)` \|", first, re.MULTILINE)) == set(names)
+    schemas = {operation.name: operation.parameters for operation in operations()}
+
+    def of_all(operation: re.Match[str]) -> str:
+        names = schemas[operation[1]].model_fields
+        return ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
+
+    second = re.sub(r"one for each \[parameter\]\(\S+\) of `:(\w+)`", of_all, second)
     told = dict(re.findall(r"^\| `gradcam (\w+)` \| (.*) \|$", second, re.MULTILINE))
     for name in names:
         parameters = group.get_command(None, name).params
