@@ -72,5 +72,6 @@ def at(place: str) -> Any:
 
 
 def _leave_out(kind: type[Extension], what: str, why: str) -> None:
-    message = f"the {kind.__name__.lower()} {what} is left out: {why}"
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
+    message = f"the {words} {what} is left out: {why}"
     warnings.warn(message, RuntimeWarning, stacklevel=2)

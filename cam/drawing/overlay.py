@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
@@ -11,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.errors import UnknownColormap
+from cam.extensions import added
 
 Float = NDArray[np.float32]
 Picture = NDArray[np.uint8]
 
+GROUP: Final = "gradcam.colormaps"
+"""The group of entry points whose `Colormap`s are in `COLORMAPS`, too."""
 USUAL: Final = "turbo"
 """The colour map of a map for which none is chosen."""
 USUAL_SIGNED: Final = "coolwarm"
@@ -50,7 +54,16 @@ def _between(*colours: tuple[int, int, int]) -> Picture:
     return table
 
 
-_COLOURS: Final[dict[str, int | Picture]] = {
+@dataclass(frozen=True)
+class Colormap:
+    """A colour map that another package adds."""
+
+    name: str
+    colours: tuple[tuple[int, int, int], ...]
+    """RGB colours, at equal distances from the coldest to the hottest."""
+
+
+_BUILT_IN: Final[dict[str, int | Picture]] = {
     "turbo": cv2.COLORMAP_TURBO,
     "jet": cv2.COLORMAP_JET,
     "viridis": cv2.COLORMAP_VIRIDIS,
@@ -73,6 +86,21 @@ _COLOURS: Final[dict[str, int | Picture]] = {
         (180, 4, 38),
     ),
     "bwr": _between((0, 0, 255), (255, 255, 255), (255, 0, 0)),
+}
+_COLOURS: Final = _BUILT_IN | {
+    each.name: _between(*each.colours)
+    for each in added(
+        group=GROUP,
+        kind=Colormap,
+        where=__name__,
+        taken=_BUILT_IN,
+        problem=lambda each: (
+            None
+            if len(each.colours) > 1
+            and all(len(colour) == 3 and {*colour} <= {*range(256)} for colour in each.colours)
+            else "its colours are not two or more of three numbers from 0 to 255"
+        ),
+    )
 }
 """Colour map → its number in OpenCV, or its 256 colours, RGB (256, 1, 3)."""
 COLORMAPS: Final = tuple(_COLOURS)

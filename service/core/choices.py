@@ -13,9 +13,6 @@ Fit = TypeAliasType("Fit", Literal["crop", "squash", "pad"])
 WantedFit = TypeAliasType("WantedFit", Literal["auto", "crop", "squash", "pad"])
 Smooth = TypeAliasType("Smooth", Literal["none", "eigen", "augment", "both"])
 Fuse = TypeAliasType("Fuse", Literal["none", "mean", "max"])
-Output = TypeAliasType(
-    "Output", Literal["overlay", "heatmap", "mask", "values", "contour", "panel"]
-)
 Normalize = TypeAliasType("Normalize", Literal["minmax", "percentile", "none"])
 Size = TypeAliasType("Size", Literal["image", "model", "layer"])
 TargetScore = TypeAliasType("TargetScore", Literal["logit", "probability"])

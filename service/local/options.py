@@ -6,15 +6,15 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from starlette.datastructures import ImmutableMultiDict
 
-from service.core.choices import Output
 from service.core.settings import CoreSettings
 from service.pipeline.instances import P
 from service.pipeline.parameters import ImageParameters
+from service.pipeline.rendering import OUTPUTS
 from service.pipeline.validation import read_parameters
 
 Models = Annotated[Path | None, typer.Option(help=CoreSettings.options()["models"])]
@@ -23,8 +23,6 @@ Photos = Annotated[list[Path], typer.Argument(help="Image files.")]
 Target = Annotated[list[str] | None, typer.Option(help="Class index or label; repeat for several.")]
 Fit = Annotated[str, typer.Option(help="crop, squash or pad; auto is the model's default_fit.")]
 FOLDER: Final = Path("explanations")
-PICTURES: Final = get_args(Output.__value__)
-"""What the pictures can show. Any other `--output` is a folder, as it was before they had names."""
 Command = TypeVar("Command", bound=Callable[..., None])
 OnFiles = Callable[[list[Path], CoreSettings, P, str | None, Path], int]
 
@@ -118,9 +116,9 @@ def parameters_of(schema: type[P], values: Mapping[str, Any]) -> P:
 
 def _folder_of(values: dict[str, Any], folder: Path) -> Path:
     """Return the folder for pictures: that of `--output`, which is taken from the values, if it
-    does not say what they show."""
+    does not say what they show: it was the folder before what they show had names."""
     sent = values.get("output")
-    if not isinstance(sent, list) or len(sent) != 1 or sent[0] in PICTURES:
+    if not isinstance(sent, list) or len(sent) != 1 or sent[0] in OUTPUTS:
         return folder
     del values["output"]
     return Path(sent[0])

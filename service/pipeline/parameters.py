@@ -3,7 +3,8 @@ line."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -12,17 +13,22 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from cam import COLORMAPS, METHODS, METRICS
-from cam.drawing.overlay import HOTTEST, USUAL, USUAL_SIGNED
+from cam import COLORMAPS, METHODS, METRICS, Question
+from cam.drawing.overlay import HOTTEST, USUAL, USUAL_SIGNED, Picture
 from cam.errors import did_you_mean
+from cam.extensions import added
 from cam.reasons.cascade import MOST_REASONS
-from service.core.choices import Fuse, Normalize, Output, Size, Smooth, WantedFit
+from service.core.choices import Fuse, Normalize, Size, Smooth, WantedFit
+from service.pipeline import extensions
+from service.pipeline.extensions import OutputForm, Parameter
+from service.pipeline.rendering import OUTPUTS
 from service.pipeline.targets import (
     MAX_MAPS,
     Name,
@@ -33,6 +39,13 @@ from service.pipeline.targets import (
     object_in_text,
 )
 
+RESERVED: Final = frozenset(
+    {"context", "folder", "image", "model", "models", "photos"}
+    | {"baselines", "deletion_to", "insertion_from", "map", "metrics", "percentages", "radius"}
+    | {"region", "samples", "scale_free", "seed", "squares", "steps"}
+)
+"""Names that an added parameter cannot have: options of commands, and other operations' parameters
+beside those of `:explain`."""
 MAX_INSTANCES = 1024
 FEW_MAPS = 10
 """Number of maps of one image above which its parameters are costly."""
@@ -85,6 +98,12 @@ Colormap = TypeAliasType(
         str, Field(json_schema_extra={"enum": list(COLORMAPS)}), AfterValidator(_known_colormap)
     ],
 )
+
+
+if TYPE_CHECKING:
+    Output = str
+else:
+    Output = TypeAliasType("Output", Literal[*OUTPUTS])
 
 
 def _opacity(sent: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -274,10 +293,8 @@ class Parameters(PredictParameters):
     output: Output | None = Field(
         None,
         description=(
-            "`overlay`: colours over the photo; `heatmap`: the colours alone; `mask`: 8-bit "
-            "grayscale; `values`: float32 numbers; `contour`: lines around what is hot; `panel`: "
-            "photo, overlay, colour bar and words, to paste into a report. Without it: an overlay "
-            "if the answer is a picture, a mask in JSON."
+            "; ".join(f"`{name}`: {form.told}" for name, form in OUTPUTS.items())
+            + ". Without it: an overlay if the answer is a picture, a mask in JSON."
         ),
     )
     threshold: float = Field(
@@ -330,7 +347,12 @@ class Parameters(PredictParameters):
     @property
     def pictured(self) -> bool:
         """Whether a JSON answer has a picture beside the map."""
-        return self.output not in (None, "mask", "values")
+        return self.output is not None and self.form.beside
+
+    @property
+    def form(self) -> OutputForm:
+        """What a picture of the map shows."""
+        return OUTPUTS[self.output or "overlay"]
 
     @property
     def maps(self) -> int:
@@ -350,6 +372,20 @@ class Parameters(PredictParameters):
         """Names of the methods that exist, and `auto`. An instance may name others, which are
         refused later."""
         return [name for name in self.methods if name in METHODS or name == AUDITED]
+
+    def changed_question(self, question: Question) -> Question:
+        """Return the question that added parameters make of one."""
+        for each in ADDED:
+            if each.question:
+                question = each.question(question, getattr(self, each.name))
+        return question
+
+    def changed_picture(self, picture: Picture) -> Picture:
+        """Return the picture that added parameters make of one."""
+        for each in ADDED:
+            if each.picture:
+                picture = each.picture(picture, getattr(self, each.name))
+        return picture
 
     def maps_at(self, layers: int) -> int:
         """Return the number of maps that all methods together make of a target at `layers` layers.
@@ -381,6 +417,46 @@ class Parameters(PredictParameters):
             if name not in METHODS and name != AUDITED:
                 raise PydanticCustomError("unknown_method", no_method(name))
         return method
+
+
+def _with(*additions: Parameter) -> type[Parameters]:
+    """Return the class of parameters that also has those of other packages."""
+    fields: dict[str, Any] = {each.name: (each.kind, each.field) for each in additions}
+    return create_model(
+        "Parameters",
+        __base__=Parameters,
+        __module__=__name__,
+        __doc__=Parameters.__doc__,
+        **fields,
+    )
+
+
+def _problem(parameter: Parameter) -> str | None:
+    if not parameter.name.isidentifier() or iskeyword(parameter.name):
+        return f"its name {parameter.name!r} is not a name of Python"
+    try:
+        schema = _with(parameter)
+        if not schema.model_fields[parameter.name].description:
+            return "its field has no description"
+        schema()
+        schema.model_json_schema()
+    except Exception as error:  # it is another package's type
+        return f"its kind and its field make no parameter with a default: {error}"
+    return None
+
+
+ADDED: Final = tuple(
+    added(
+        group=extensions.PARAMETERS,
+        kind=Parameter,
+        where=extensions.__name__,
+        taken={*Parameters.model_fields, *dir(Parameters), *RESERVED},
+        problem=_problem,
+    )
+)
+"""The parameters of other packages."""
+if not TYPE_CHECKING:
+    Parameters = _with(*ADDED)
 
 
 class PredictInstance(StrictModel):

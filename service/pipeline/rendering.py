@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import cv2
 import numpy as np
@@ -21,19 +23,17 @@ from cam.drawing.notebook import bar_of
 from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grayscale, overlay
 from cam.drawing.panel import panel
 from cam.drawing.placement import Box, Region, place_inside, spread
+from cam.extensions import added
 from service.core.choices import Normalize
 from service.core.errors import NotAcceptable
 from service.models.preprocessing import ModelInput
+from service.pipeline import extensions
 from service.pipeline.coordinates import box_on_photo
-from service.pipeline.parameters import Parameters
+from service.pipeline.extensions import OutputForm, PictureFormat
 
-PICTURES: Final[dict[str, tuple[str, Sequence[int]]]] = {
-    "image/png": (".png", ()),
-    "image/jpeg": (".jpg", (cv2.IMWRITE_JPEG_QUALITY, 90)),
-    "image/webp": (".webp", (cv2.IMWRITE_WEBP_QUALITY, 90)),
-}
-"""Media type of a picture → the extension of its files, and how OpenCV writes them."""
-NAMED_PICTURES: Final = ", ".join(f"`{media_type}`" for media_type in PICTURES)
+if TYPE_CHECKING:
+    from service.pipeline.parameters import Parameters
+
 UNSEEN_GRAY = 128
 LINE: Final = (255, 220, 0)
 """RGB colour of contours: yellow stands out from most photos."""
@@ -109,11 +109,16 @@ class Drawing:
     def gray(self) -> Picture:
         """Grayscale picture of the map, uint8 (H, W). Of a signed map, 128 is 0."""
         gray = np.full(self.shape, 128 if self.signed else 0, np.uint8)
-        gray[self.region.slices] = grayscale(self._shade)
+        gray[self.region.slices] = grayscale(self.shade)
         return gray
 
     @property
-    def _shade(self) -> Float:
+    def colormap(self) -> str:
+        """Name of the colour map."""
+        return self.parameters.colormap or bar_of(signed=self.signed)[0]
+
+    @property
+    def shade(self) -> Float:
         """`scaled_inside` shifted to 0 … 1 if the map is signed; the colours show these numbers."""
         if not self.signed:
             return self.scaled_inside
@@ -129,49 +134,13 @@ class Drawing:
         return encode(self.picture(), media_type)
 
     def picture(self) -> Picture:
-        """Return the picture that the parameters ask for, by default an overlay.
+        """Return the picture that the parameters ask for, by default an overlay: RGB uint8
+        (H, W, 3), or grayscale (H, W)."""
+        drawn = self.parameters.changed_picture((self.parameters.form.draw or _overlay)(self))
+        return np.ascontiguousarray(drawn)
 
-        It is RGB uint8 (H, W, 3), or grayscale (H, W) for a mask. Pixels that the model did not see
-        keep the photo's colours in an overlay, and are gray in a heatmap.
-        """
-        parameters, kind = self.parameters, self.parameters.output or "overlay"
-        if kind == "mask":
-            return self.gray
-        if kind == "contour":
-            drawn = contour(
-                self.background, self.scaled, threshold=parameters.threshold, colour=LINE
-            )
-            return self._framed(drawn)
-        colormap = parameters.colormap or bar_of(signed=self.signed)[0]
-        if kind == "heatmap":
-            drawn = np.full_like(self.background, UNSEEN_GRAY)
-            drawn[self.region.slices] = colorize(self._shade, colormap)
-            return drawn
-        inside = self.region.slices
-        blended = overlay(
-            np.ascontiguousarray(self.background[inside]),
-            self._shade,
-            colormap=colormap,
-            opacity=parameters.opacity,
-            signed=self.signed,
-        )
-        if blended.shape != self.background.shape:  # the model saw a part of the photo
-            part, blended = blended, self.background.copy()
-            blended[inside] = part
-        blended = self._framed(blended)
-        if kind == "overlay":
-            return blended
-        caption = self.caption()
-        return panel(
-            self.background,
-            blended,
-            title=caption.title,
-            lines=caption.lines,
-            colormap=colormap,
-            ends=("for", "against") if self.signed else ("1", "0"),
-        )
-
-    def _framed(self, picture: Picture) -> Picture:
+    def framed(self, picture: Picture) -> Picture:
+        """Return a picture with a frame around the explained box, if there is one."""
         if self.frame is None:
             return picture
         left, top, right, bottom = (
@@ -181,6 +150,76 @@ class Drawing:
             self.frame.bottom,
         )
         return framed(picture, (left, top, right, bottom), colour=FRAME)
+
+
+def _overlay(drawing: Drawing) -> Picture:
+    """Pixels that the model did not see keep the photo's colours."""
+    inside = drawing.region.slices
+    blended = overlay(
+        np.ascontiguousarray(drawing.background[inside]),
+        drawing.shade,
+        colormap=drawing.colormap,
+        opacity=drawing.parameters.opacity,
+        signed=drawing.signed,
+    )
+    if blended.shape != drawing.background.shape:  # the model saw a part of the photo
+        part, blended = blended, drawing.background.copy()
+        blended[inside] = part
+    return drawing.framed(blended)
+
+
+def _heatmap(drawing: Drawing) -> Picture:
+    drawn = np.full_like(drawing.background, UNSEEN_GRAY)
+    drawn[drawing.region.slices] = colorize(drawing.shade, drawing.colormap)
+    return drawn
+
+
+def _contour(drawing: Drawing) -> Picture:
+    threshold = drawing.parameters.threshold
+    return drawing.framed(
+        contour(drawing.background, drawing.scaled, threshold=threshold, colour=LINE)
+    )
+
+
+def _panel(drawing: Drawing) -> Picture:
+    caption = drawing.caption()
+    return panel(
+        drawing.background,
+        _overlay(drawing),
+        title=caption.title,
+        lines=caption.lines,
+        colormap=drawing.colormap,
+        ends=("for", "against") if drawing.signed else ("1", "0"),
+    )
+
+
+_BUILT_IN: Final = {
+    form.name: form
+    for form in (
+        OutputForm("overlay", "colours over the photo", _overlay),
+        OutputForm("heatmap", "the colours alone", _heatmap),
+        OutputForm("mask", "8-bit grayscale", lambda map_: map_.gray, beside=False, tiled=False),
+        OutputForm("values", "float32 numbers", None, beside=False, tiled=False),
+        OutputForm("contour", "lines around what is hot", _contour),
+        OutputForm(
+            "panel",
+            "photo, overlay, colour bar and words, to paste into a report",
+            _panel,
+            tiled=False,
+        ),
+    )
+}
+OUTPUTS: Final[dict[str, OutputForm]] = _BUILT_IN | {
+    form.name: form
+    for form in added(
+        group=extensions.OUTPUTS,
+        kind=OutputForm,
+        where=extensions.__name__,
+        taken=_BUILT_IN,
+        problem=lambda form: None if form.draw else "it has no draw",
+    )
+}
+"""Value of `output` → what it means, those of other packages last."""
 
 
 def draw(
@@ -240,9 +279,10 @@ def encode(picture: Picture, media_type: str) -> bytes:
     Raises:
         NotAcceptable: if the format cannot hold a picture of that size.
     """
-    if media_type == "image/png":
-        return encode_png(picture)
-    extension, options = PICTURES[media_type]
+    return PICTURES[media_type].encode(picture)
+
+
+def _by_opencv(media_type: str, extension: str, options: Sequence[int], picture: Picture) -> bytes:
     blue_first = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR) if picture.ndim == 3 else picture
     try:
         done, encoded = cv2.imencode(extension, blue_first, options)
@@ -286,3 +326,32 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
 def _chunk(kind: bytes, content: bytes) -> bytes:
     check = zlib.crc32(content, zlib.crc32(kind))
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+
+_JPEG: Final = "image/jpeg", ".jpg", (cv2.IMWRITE_JPEG_QUALITY, 90)
+_WEBP: Final = "image/webp", ".webp", (cv2.IMWRITE_WEBP_QUALITY, 90)
+_FORMATS: Final = (
+    PictureFormat("png", "image/png", encode_png),
+    PictureFormat("jpg", "image/jpeg", partial(_by_opencv, *_JPEG)),
+    PictureFormat("webp", "image/webp", partial(_by_opencv, *_WEBP)),
+)
+PICTURES: Final[dict[str, PictureFormat]] = {
+    form.media_type: form
+    for form in (
+        *_FORMATS,
+        *added(
+            group=extensions.FORMATS,
+            kind=PictureFormat,
+            where=extensions.__name__,
+            taken={form.name for form in _FORMATS},
+            problem=lambda form: (
+                None
+                if re.fullmatch(r"image/[a-z0-9.+-]+", form.media_type)
+                and form.media_type not in {each.media_type for each in _FORMATS}
+                else f"its media type {form.media_type!r} is taken, or is not of a picture"
+            ),
+        ),
+    )
+}
+"""Media type of a picture → its format, those of other packages last."""
+NAMED_PICTURES: Final = ", ".join(f"`{media_type}`" for media_type in PICTURES)

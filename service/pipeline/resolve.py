@@ -225,6 +225,7 @@ def _question(
         parameters.smooth,
         parameters.fuse,
     )
+    question = parameters.changed_question(question)
     try:
         question.check()
     except MethodUnsuited as error:

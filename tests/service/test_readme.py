@@ -30,6 +30,7 @@ from service.core.settings import PREFIX
 from service.features import operations
 from service.models.catalog import ModelEntry, read_catalog
 from service.pipeline.parameters import Parameters
+from service.pipeline.rendering import OUTPUTS
 from service.settings import Settings
 from tests.service.live import ROOT, serving
 from tests.waiting import until
@@ -272,6 +273,9 @@ def rows(header: str) -> dict[str, str]:
 def test_the_parameters() -> None:
     named = rows("| parameter | default | what |")
     assert {name.strip("`") for name in named} == set(Parameters.model_fields)
+    assert named["`output`"].endswith(
+        "; ".join(f"`{name}`: {form.told}" for name, form in OUTPUTS.items())
+    )
     for name in METHODS:
         assert f"`{name}`" in named["`method`"]
     for name in COLORMAPS:
@@ -281,8 +285,8 @@ def test_the_parameters() -> None:
 def test_the_routes() -> None:
     named = " ".join(rows("| route | what |"))
     paths: dict[str, Any] = create_app(Settings()).openapi()["paths"]
-    for path, operations in paths.items():
-        for verb in operations:
+    for path, verbs in paths.items():
+        for verb in verbs:
             assert f"`{verb.upper()} {path}`" in named
 
 

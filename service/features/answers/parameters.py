@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
 from cam.drawing.overlay import USUAL
-from service.core.choices import Normalize, Output
+from service.core.choices import Normalize
 from service.features.answers.schemas import AnswerMethod
 from service.pipeline.parameters import (
     OPACITY,
@@ -17,6 +17,7 @@ from service.pipeline.parameters import (
     ImageParameters,
     Instances,
     Opacity,
+    Output,
     Parameters,
     PredictInstance,
 )
@@ -84,9 +85,9 @@ class AnswerParameters(ImageParameters):
     output: Output | None = Field(
         None,
         description=(
-            "`overlay`, `heatmap`, `contour`, `panel` or `mask`: what pictures show; in JSON, a "
-            "picture for each word. `values`: the maps as float32. Without it: overlays if the "
-            "answer is a picture, masks in JSON."
+            "What pictures show: see `output` of `:explain`. In JSON, a picture for each word; "
+            "`values`: the maps as float32. Without it: overlays if the answer is a picture, masks "
+            "in JSON."
         ),
     )
     threshold: float = Field(

@@ -96,8 +96,7 @@ class AnswerResult:
     def _tile(self) -> Parameters:
         """The parameters of a word on the sheet, which has no words of its own beside it."""
         asked = self._drawn_on_photo
-        plain = asked.output in ("panel", "values", "mask")
-        return asked.model_copy(update={"output": "overlay"}) if plain else asked
+        return asked if asked.form.tiled else asked.model_copy(update={"output": "overlay"})
 
     def _word(self, word: AnswerWord) -> schemas.AnswerWord:
         heatmap = overlay = peak = None

@@ -24,7 +24,7 @@ from service.pipeline.validation import validated
 RECORD: Final = "run.json"
 LOCK: Final = ".lock"
 FORMATS: Final[dict[str, str | None]] = {
-    **dict(sorted((extension[1:], name) for name, (extension, _) in PICTURES.items())),
+    **dict(sorted((form.name, media_type) for media_type, form in PICTURES.items())),
     "none": None,
 }
 """Format of a batch's pictures → media type."""

@@ -14,6 +14,7 @@ from cam.outputs import KINDS
 from cam.outputs.output import Kind
 from cam.outputs.reading import Activation
 from service.core import choices
+from service.features.evaluate.parameters import Baseline
 
 ASKED = "answers"
 """The kind of a model that answers questions, which the library explains by `cam.answers`."""
@@ -23,7 +24,7 @@ ASKED = "answers"
     ("choice", "values"),
     [
         (choices.Activation, get_args(Activation)),
-        (choices.Baseline, BASELINES),
+        (Baseline, BASELINES),
         (choices.Better, get_args(Better)),
         (choices.ClassDependence, get_args(Dependence)),
         (choices.Fuse, get_args(Fusion)),
