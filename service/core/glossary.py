@@ -112,11 +112,11 @@ TERMS: Final = {
     "map_height": "Number of rows of the map.",
     "map_width": "Number of columns of the map.",
     "passes": (
-        "For scorecam, sscam, iscam, ablationcam, rise and drise: `made` is the number of passes "
-        "that were made, `of` the number that the formula needs (for methods of channels: the "
-        "passes of all channels; for random masks: `budget`). `made` is smaller if `budget` is "
-        "smaller, or if no budget is given and the request's time is nearly up; a warning then "
-        "says so."
+        "For methods that can make a map of fewer passes than their formula needs: `made` is the "
+        "number of passes that were made, `of` the number that the formula needs (for methods of "
+        "channels: the passes of all channels; for random masks: `budget`). `made` is smaller if "
+        "`budget` is smaller, or if no budget is given and the request's time is nearly up; a "
+        "warning then says so."
     ),
     "warning": "Why the map should not be trusted as it is.",
     "error": "Why the image has no map.",
