@@ -125,7 +125,7 @@ class ModelInfo:
 
         The layers are explainable, and they are blocks if the network has blocks: modules whose
         modules have modules. A normalisation or a convolution at the top of the network, and the
-        layers before the end of a block that halves the resolution, are no ends. (RefineCAM's
+        layers before the end of a block that halves the resolution, do not count. (RefineCAM's
         layers are others, because its formula is for rectified ones: see
         `cam.layers.stage_layers`.)"""
         usable = [layer for layer in self.layers if layer.explainable and layer.grid]

@@ -19,7 +19,7 @@ def reference_of(entry: ModelEntry, model: ModelInfo) -> Reference | None:
     """Return the reference of a model; None if its entry names none, or if it answers questions.
 
     Raises:
-        ConfigError: if the file is no reference, or is not one of this model.
+        ConfigError: if the file is not a reference, or is not one of this model.
     """
     if model.answers or entry.reference is None:
         return None

@@ -76,7 +76,7 @@ def check(entry: ModelEntry, what: str) -> Path:
             "source", f"OpenVINO runs it, which is not installed; {to_install('openvino')}"
         )
     if file.suffix != form:
-        raise entry.mistake("source", f"{file} is no {form} file")
+        raise entry.mistake("source", f"{file} does not end in {form}")
     if reason := why_unreadable(file):
         raise entry.mistake("source", f"{file} cannot be read: {reason}")
     if entry.weights != "default":

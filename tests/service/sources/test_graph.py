@@ -398,7 +398,7 @@ def test_broken_files(tmp_path: Path) -> None:
         check(entry_of(tmp_path / "absent.onnx"))
     (tmp_path / "model.pb").write_bytes(whole)
     (entry,) = [entry_of(file)]
-    with pytest.raises(ConfigError, match=r"model\.pb is no \.onnx file"):
+    with pytest.raises(ConfigError, match=r"model\.pb does not end in \.onnx"):
         check(entry.model_copy(update={"source": "onnx:model.pb"}))
 
 

@@ -384,7 +384,7 @@ function refuse(error: unknown, of: Photo): void {
 
 const tellLeftOut = (name: string, why: string) => { leftOut.value = [...leftOut.value, words.leftOut(name, why)]; };
 
-/** Takes what is no photo out of the strip, and says why. */
+/** Takes what cannot be explained out of the strip, and says why. */
 function leaveOut(of: Photo, why: string): void {
   if (!strip.value.includes(of)) return;
   inPlace(() => {
