@@ -1,14 +1,12 @@
-"""Objects that are named and not imported: those that other packages add, by a group of entry
-points, and those at a place."""
+"""Objects that other packages add, by a group of entry points."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 NAME: Final = re.compile(r"[a-z][a-z0-9+_-]{0,63}")
 """What the name of an addition must look like: requests, files and metrics have it."""
@@ -59,16 +57,6 @@ def added(
         else:
             names.add(one.name)
             yield one
-
-
-def at(place: str) -> Any:
-    """Return the object at a place, "package.module:name".
-
-    Raises:
-        ImportError, AttributeError: if there is no such object.
-    """
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
 
 
 def _leave_out(kind: type[Extension], what: str, why: str) -> None:

@@ -46,7 +46,7 @@ IN_THE_CORE = {
     ("drift", "service/models/catalog.py"),  # what an entry's `reference` is for
     # Released sentences: of the HTTP contract, and what a warning advises.
     ("job", "service/core/glossary.py"),
-    ("job", "cam/methods/progress.py"),
+    ("job", "cam/progress.py"),
     # What an operator does who has no keys: also a service without the feature says it.
     ("gradcam_keys", "service/http/access.py"),
     ("gradcam_keys", "service/process/listener.py"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pkgutil import resolve_name
 from typing import Any, Final, Literal
-
-from cam.extensions import at
 
 Cost = Literal["one forward", "one backward", "two backwards", "N forwards", "N backwards"]
 Formula = Literal["weights", "map", "steps"]
@@ -122,5 +121,5 @@ def load(function: Function) -> Callable[..., Any]:
     """
     if not isinstance(function, str):
         return function
-    loaded: Callable[..., Any] = at(function)
+    loaded: Callable[..., Any] = resolve_name(function)
     return loaded

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from cam.extensions import at
 from cam.outputs import KINDS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class OutputKind:
 @cache
 def kinds() -> dict[str, OutputKind]:
     """Return the kinds in `KINDS` by their names."""
-    return {name: at(place) for name, place in KINDS.items()}
+    return {name: resolve_name(place) for name, place in KINDS.items()}
 
 
 @contextmanager

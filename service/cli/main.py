@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import starmap
+from pkgutil import resolve_name
 from types import FunctionType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from cam.extensions import at
 from service import __version__
 from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
 def _command(place: str) -> Callable[..., None]:
     """Return the function at a place, or, where an operation is, the command that it makes."""
-    found = at(place)
+    found = resolve_name(place)
     if isinstance(found, FunctionType):
         return found
     from service.cli.operation import command_of

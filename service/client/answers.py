@@ -80,8 +80,8 @@ def parsed(schema: type[M], body: bytes | str | Mapping[str, Any]) -> M:
         first = error.errors(include_input=False)[0]
         where = "/".join(map(str, first["loc"])) or "its start"
         raise UnexpectedAnswer(
-            f"the answer is no {schema.__name__}, at {where}: {first['msg']}; is it the address "
-            "of a gradcam-service, of this version?"
+            f"the answer does not fit {schema.__name__}, at {where}: {first['msg']}; is it the "
+            "address of a gradcam-service, of this version?"
         ) from error
 
 

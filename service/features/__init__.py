@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
-
-from cam.extensions import at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,7 +146,7 @@ def given(kind: str) -> list[Any]:
     """Import and return what the features give of a kind, which is the name of a tuple of places in
     `Feature`."""
     return [
-        at(f"{__name__}.{feature.folder}.{place}")
+        resolve_name(f"{__name__}.{feature.folder}.{place}")
         for feature in FEATURES
         for place in getattr(feature, kind)
     ]
@@ -156,7 +155,7 @@ def given(kind: str) -> list[Any]:
 def additions(folder: str) -> list[Any]:
     """Import and return what other features add to the one of this folder."""
     return [
-        at(f"{__name__}.{feature.folder}.{feature.extends[folder]}")
+        resolve_name(f"{__name__}.{feature.folder}.{feature.extends[folder]}")
         for feature in FEATURES
         if folder in feature.extends
     ]

@@ -13,8 +13,8 @@ from starlette.datastructures import ImmutableMultiDict
 
 from service.core.settings import CoreSettings
 from service.pipeline.instances import P
+from service.pipeline.outputs import OUTPUTS
 from service.pipeline.parameters import ImageParameters
-from service.pipeline.rendering import OUTPUTS
 from service.pipeline.validation import read_parameters
 
 Models = Annotated[Path | None, typer.Option(help=CoreSettings.options()["models"])]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from cam import Question
     from cam.drawing.overlay import Picture
-    from service.pipeline.rendering import Drawing
+    from cam.methods.method import Function
 
 FORMATS: Final = "gradcam.formats"
 """The group of entry points of `PictureFormat`s."""
@@ -29,9 +29,9 @@ class OutputForm:
     name: str
     told: str
     """What it is, in the words of the documents."""
-    draw: Callable[[Drawing], Picture] | None
-    """Returns the picture, RGB uint8 (H, W, 3) or grayscale (H, W). None: the map is sent as
-    numbers, and what needs a picture gets an overlay."""
+    draw: Function | None
+    """Takes a `service.pipeline.rendering.Drawing` and returns the picture, RGB uint8 (H, W, 3) or
+    grayscale (H, W). None: the map is sent as numbers, and what needs a picture gets an overlay."""
     beside: bool = True
     """Whether a JSON answer has the picture beside the map."""
     tiled: bool = True

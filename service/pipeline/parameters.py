@@ -28,7 +28,7 @@ from cam.reasons.cascade import MOST_REASONS
 from service.core.choices import Fuse, Normalize, Size, Smooth, WantedFit
 from service.pipeline import extensions
 from service.pipeline.extensions import OutputForm, Parameter
-from service.pipeline.rendering import OUTPUTS
+from service.pipeline.outputs import OUTPUTS
 from service.pipeline.targets import (
     MAX_MAPS,
     Name,

@@ -24,12 +24,13 @@ from cam.drawing.overlay import Float, Picture, colorize, contour, framed, grays
 from cam.drawing.panel import panel
 from cam.drawing.placement import Box, Region, place_inside, spread
 from cam.extensions import added
+from cam.methods.method import load
 from service.core.choices import Normalize
 from service.core.errors import NotAcceptable
 from service.models.preprocessing import ModelInput
 from service.pipeline import extensions
 from service.pipeline.coordinates import box_on_photo
-from service.pipeline.extensions import OutputForm, PictureFormat
+from service.pipeline.extensions import PictureFormat
 
 if TYPE_CHECKING:
     from service.pipeline.parameters import Parameters
@@ -136,8 +137,9 @@ class Drawing:
     def picture(self) -> Picture:
         """Return the picture that the parameters ask for, by default an overlay: RGB uint8
         (H, W, 3), or grayscale (H, W)."""
-        drawn = self.parameters.changed_picture((self.parameters.form.draw or _overlay)(self))
-        return np.ascontiguousarray(drawn)
+        draw = self.parameters.form.draw
+        drawn = (load(draw) if draw else as_overlay)(self)
+        return np.ascontiguousarray(self.parameters.changed_picture(drawn))
 
     def framed(self, picture: Picture) -> Picture:
         """Return a picture with a frame around the explained box, if there is one."""
@@ -152,8 +154,8 @@ class Drawing:
         return framed(picture, (left, top, right, bottom), colour=FRAME)
 
 
-def _overlay(drawing: Drawing) -> Picture:
-    """Pixels that the model did not see keep the photo's colours."""
+def as_overlay(drawing: Drawing) -> Picture:
+    """Return the map over the photo, RGB uint8 (H, W, 3). What was not seen keeps its colours."""
     inside = drawing.region.slices
     blended = overlay(
         np.ascontiguousarray(drawing.background[inside]),
@@ -168,58 +170,37 @@ def _overlay(drawing: Drawing) -> Picture:
     return drawing.framed(blended)
 
 
-def _heatmap(drawing: Drawing) -> Picture:
+def as_mask(drawing: Drawing) -> Picture:
+    """Return the map as a grayscale picture, uint8 (H, W)."""
+    return drawing.gray
+
+
+def as_heatmap(drawing: Drawing) -> Picture:
+    """Return the map's colours, RGB uint8 (H, W, 3); pixels that the model did not see are gray."""
     drawn = np.full_like(drawing.background, UNSEEN_GRAY)
     drawn[drawing.region.slices] = colorize(drawing.shade, drawing.colormap)
     return drawn
 
 
-def _contour(drawing: Drawing) -> Picture:
+def as_contour(drawing: Drawing) -> Picture:
+    """Return the photo with lines around what is above the threshold, RGB uint8 (H, W, 3)."""
     threshold = drawing.parameters.threshold
     return drawing.framed(
         contour(drawing.background, drawing.scaled, threshold=threshold, colour=LINE)
     )
 
 
-def _panel(drawing: Drawing) -> Picture:
+def as_panel(drawing: Drawing) -> Picture:
+    """Return photo, overlay, colour bar and words, RGB uint8 (H, W, 3)."""
     caption = drawing.caption()
     return panel(
         drawing.background,
-        _overlay(drawing),
+        as_overlay(drawing),
         title=caption.title,
         lines=caption.lines,
         colormap=drawing.colormap,
         ends=("for", "against") if drawing.signed else ("1", "0"),
     )
-
-
-_BUILT_IN: Final = {
-    form.name: form
-    for form in (
-        OutputForm("overlay", "colours over the photo", _overlay),
-        OutputForm("heatmap", "the colours alone", _heatmap),
-        OutputForm("mask", "8-bit grayscale", lambda map_: map_.gray, beside=False, tiled=False),
-        OutputForm("values", "float32 numbers", None, beside=False, tiled=False),
-        OutputForm("contour", "lines around what is hot", _contour),
-        OutputForm(
-            "panel",
-            "photo, overlay, colour bar and words, to paste into a report",
-            _panel,
-            tiled=False,
-        ),
-    )
-}
-OUTPUTS: Final[dict[str, OutputForm]] = _BUILT_IN | {
-    form.name: form
-    for form in added(
-        group=extensions.OUTPUTS,
-        kind=OutputForm,
-        where=extensions.__name__,
-        taken=_BUILT_IN,
-        problem=lambda form: None if form.draw else "it has no draw",
-    )
-}
-"""Value of `output` → what it means, those of other packages last."""
 
 
 def draw(

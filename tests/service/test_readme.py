@@ -29,8 +29,8 @@ from service.cli.main import cli
 from service.core.settings import PREFIX
 from service.features import operations
 from service.models.catalog import ModelEntry, read_catalog
+from service.pipeline.outputs import OUTPUTS
 from service.pipeline.parameters import Parameters
-from service.pipeline.rendering import OUTPUTS
 from service.settings import Settings
 from tests.service.live import ROOT, serving
 from tests.waiting import until

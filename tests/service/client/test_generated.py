@@ -33,7 +33,7 @@ def test_the_type_of_an_option_is_that_of_its_schema() -> None:
         ({"$ref": "#/$defs/Fit"}, "Literal['crop', 'pad']"),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "int"),
         ({"type": "array", "items": {"type": "number"}}, "Sequence[float]"),
-        ({"enum": list("abcdefg"), "type": "string"}, "str"),
+        ({"enum": list("abcdefghijk"), "type": "string"}, "str"),
         (
             {"anyOf": [{"type": "integer"}, {"const": "fine", "type": "string"}]},
             "int | Literal['fine']",
