@@ -11,7 +11,7 @@ import pytest
 
 from service.engine.batcher import Batcher, BatcherClosed
 from tests.service.engine.test_batcher import Doubler, hold, no_thread
-from tests.waiting import settled, until_async
+from tests.waiting import settled
 
 pytestmark = pytest.mark.anyio
 
@@ -94,13 +94,21 @@ async def test_one_who_has_left_takes_no_turn_of_its_class() -> None:
     assert run.batches == [[0], [102], [1]]
 
 
-async def test_running_seconds_are_those_of_the_batch_in_the_thread() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the batcher's clock shows, in seconds: the last number."""
+    shown = [100.0]
+    monkeypatch.setattr("service.engine.batcher.perf_counter", lambda: shown[-1])
+    return shown
+
+
+async def test_running_seconds_are_those_of_the_batch_in_the_thread(clock: list[float]) -> None:
     run = Doubler()
     async with Batcher(run, max_batch=1, max_queue=8) as batcher:
         assert batcher.running_seconds == 0
         first = await hold(batcher, run)
-        before = await until_async(lambda: batcher.running_seconds)
-        assert before < batcher.running_seconds < SOON
+        clock.append(107.0)
+        assert batcher.running_seconds == 7
         run.gate.set()
         await first
         assert batcher.running_seconds == 0
@@ -110,7 +118,9 @@ async def test_running_seconds_are_those_of_the_batch_in_the_thread() -> None:
     assert batcher.running_seconds == 0
 
 
-async def test_a_batch_that_waited_behind_another_counts_from_its_own_start() -> None:
+async def test_a_batch_that_waited_behind_another_counts_from_its_own_start(
+    clock: list[float],
+) -> None:
     gates, begun = [[threading.Event(), threading.Event()] for _ in range(2)]
 
     def run(items: list[int]) -> list[int | Exception]:
@@ -121,10 +131,13 @@ async def test_a_batch_that_waited_behind_another_counts_from_its_own_start() ->
     async with Batcher(run, max_batch=1, max_queue=8) as batcher:
         futures = [batcher.submit(item) for item in (0, 1)]
         await asyncio.to_thread(begun[0].wait, SOON)
-        first = await until_async(lambda: batcher.running_seconds > 0.5 and batcher.running_seconds)
+        clock.append(107.0)
+        assert batcher.running_seconds == 7
         gates[0].set()
+        await futures[0]
         await asyncio.to_thread(begun[1].wait, SOON)
-        assert batcher.running_seconds < first
+        clock.append(109.0)
+        assert batcher.running_seconds == 2
         gates[1].set()
         await asyncio.gather(*futures)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,14 +43,19 @@ PHASES = ["room", "decode", "preprocess", "queue", "forward_backward", "render"]
 
 
 BEGUN = threading.Event()
+RAN: list[tuple[int, int]] = []
+"""Begin and end of each forward pass, on the clock of spans."""
 
 
 class Paced(Slow):
-    """Says when a forward pass begins."""
+    """Says when a forward pass begins and ends."""
 
     def forward(self, x: Tensor) -> Tensor:
         BEGUN.set()
-        return super().forward(x)
+        begun = time.time_ns()
+        output = super().forward(x)
+        RAN.append((begun, time.time_ns()))
+        return output
 
 
 PACED = Paced(0.0)
@@ -159,7 +165,8 @@ def test_its_phases_are_children_that_lie_within_it_one_after_the_other(
     passed = phases[PHASES.index("forward_backward")]
     assert dict(passed.attributes or {}) == {"batch_size": 1}
     begun, ended = times(passed)
-    assert ended - begun > 0.9e9 * PASS_SECONDS
+    forward, returned = RAN[-1]
+    assert ended - begun >= returned - forward
 
 
 def test_a_request_of_several_images_has_the_phases_of_each(
