@@ -63,6 +63,8 @@ class Predictor:
             said = response.json()["predictions"] if response.status_code == 200 else None
         except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):
             said = None
+        except ExceptionGroup:  # of anyio, for a port that there cannot be
+            said = None
         if not isinstance(said, list) or len(said) != len(wanting):
             raise Unavailable(f"the predictor at {self._host} gives no prediction for each image")
         targets = {one.index: class_of(value) for one, value in zip(wanting, said, strict=True)}

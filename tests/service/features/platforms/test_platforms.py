@@ -298,6 +298,9 @@ async def test_a_predictor_that_does_not_answer() -> None:
         predictor = Predictor(f"127.0.0.1:{mute.getsockname()[1]}", seconds=0.3)
         with pytest.raises(Unavailable, match="gives no prediction"):
             await asyncio.wait_for(predictor.choose("m", [instance]), 30)
+    for nowhere in ("127.0.0.1:9", "127.0.0.1:99999", "a b:c"):
+        with pytest.raises(Unavailable, match="gives no prediction"):
+            await Predictor(nowhere, seconds=30).choose("m", [instance])
 
 
 @pytest.mark.parametrize(
