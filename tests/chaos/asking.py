@@ -75,7 +75,8 @@ OWN: dict[str, some.SearchStrategy[Any]] = {
     ),
 }
 PLAUSIBLE = {
-    name: OWN.get(name) or plausible(schema) for name, schema in SCHEMA["properties"].items()
+    name: OWN[name] if name in OWN else plausible(schema)
+    for name, schema in SCHEMA["properties"].items()
 }
 SAID = some.fixed_dictionaries({}, optional=PLAUSIBLE)
 ODD = some.dictionaries(some.sampled_from([*PLAUSIBLE, "colour"]), ANYTHING, max_size=3)
