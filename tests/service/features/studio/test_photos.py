@@ -141,6 +141,7 @@ def test_a_folder_that_is_dropped_gives_its_photos(
             event = {"type": kind, "x": 400, "y": 300, "data": data}
             hand.send("Input.dispatchDragEvent", event)
 
+    expect(page.locator("#runs")).to_contain_text("efficientnet-lite0")
     drop("empty")
     expect(page.locator("#problem")).to_have_text("There is no photo in the folder.")
     drop("photos")
