@@ -54,7 +54,7 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     expect(work.locator(".thumbnail")).to_have_count(30)
     explained(work)
     work.get_by_role("button", name="Work").click()
-    expect(work.locator("#drift")).to_contain_text("There is no reference to compare them with")
+    expect(work.locator("#drift")).to_contain_text("There is no reference to compare")
     work.locator("#job").click()
     job = work.locator(".jobs > li").first
     expect(job).to_contain_text("done: 30 finished", timeout=4 * READY)
@@ -79,6 +79,7 @@ def test_a_strip_becomes_a_job_with_results_and_clusters(work: Page, cats: list[
     work.get_by_role("button", name="Work").click()
     job.locator("button.map", has_text=name).first.click()
     picture = work.locator("dialog.pictured")
+    expect(picture).to_be_visible()  # once the picture has come
     expect(picture).to_contain_text(f"{name} is not on this page")
     assert picture.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)")
     picture.get_by_role("button", name="Close").click()
