@@ -66,6 +66,7 @@ import json, sys, warnings
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     from service.pipeline.parameters import ADDED
+    import service.pipeline.rendering
 assert ADDED == ()
 print(json.dumps([str(each.message) for each in told if "left out" in str(each.message)]))
 """
