@@ -37,6 +37,7 @@ from tests.service.features.studio.browsing import (
     take,
 )
 from tests.service.live import serving
+from tests.waiting import until
 
 pytestmark = [browses, pytest.mark.slow]
 PLACE = "/v1/models/{model}"
@@ -241,7 +242,9 @@ def test_no_photo_stands_under_the_map_of_another_one(
         expect(page.locator(".right")).to_have_attribute("aria-busy", "true")
         expect(page.locator("#told")).to_have_count(0)
         expect(page.locator("#classes button")).to_have_count(0)
-        assert is_alike(drawn(page), pixels_of(espresso))
+        photo = pixels_of(espresso)
+        until(lambda: drawn(page).shape == photo.shape)  # once it is decoded
+        assert is_alike(drawn(page), photo)
         first_of(page, held).fulfill(status=500, body="{}")
         expect(page.locator(".right")).to_have_attribute("aria-busy", "false")
         expect(page.locator("#told")).to_have_count(0)
