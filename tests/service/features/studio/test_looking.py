@@ -236,6 +236,7 @@ def test_no_photo_stands_under_the_map_of_another_one(
     page: Page, cat: bytes, espresso: bytes
 ) -> None:
     take(page, cat, espresso)
+    expect(page.locator(".thumbnail")).to_have_count(2)
     explained(page)
     with holding(page, "**/v1/models/*:explain**") as held:
         page.keyboard.press("n")
