@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from service import __version__
@@ -112,6 +113,11 @@ def entity_tag(model: ModelInfo, media_type: str, instances: Sequence[Instance[P
         asked += str("top_k" in instance.parameters.model_fields_set)
         digest.update(f"|{instance.id!r}|{asked}|".encode() + image)
     return f'W/"{digest.hexdigest()}"'
+
+
+def list_of(request: Request, header: str) -> str | None:
+    """Return the joined lines of a header that may be sent in several (RFC 9110, 5.3)."""
+    return ", ".join(request.headers.getlist(header)) or None
 
 
 def matches(if_none_match: str | None, tag: str) -> bool:

@@ -24,7 +24,15 @@ from service.backend.interface import Listener
 from service.core.errors import Problem
 from service.core.schemas import TINY_PNG, FailedInstance, Open, ProgressLine, Step, dump
 from service.http.access import Scope, needs
-from service.http.answers import as_ready, choose, failed, matches, require_one_map, together
+from service.http.answers import (
+    as_ready,
+    choose,
+    failed,
+    list_of,
+    matches,
+    require_one_map,
+    together,
+)
 from service.http.contract import JSON, PHOTOS, SERVING, UNCHANGED, answers, takes, worked_example
 from service.http.reception import Reception, RequestContext, deadline, while_connected
 from service.models.info import ModelInfo
@@ -247,7 +255,7 @@ class _Route(Generic[P, T]):
 
     async def _answer(self, model: str, request: Request) -> Response:
         operation = self._operation
-        form = choose(_list_of(request, "accept"), operation.forms)
+        form = choose(list_of(request, "accept"), operation.forms)
         headers = {"Vary": "Accept"} if len(operation.forms) > 1 else {}
         received = self._reception.receive(
             request, model, operation.parameters, operation.request_schema
@@ -263,7 +271,7 @@ class _Route(Generic[P, T]):
                     sum(instance.size for instance in context.instances),
                     partial(operation.tag, context.replicas.model, form, context.instances),
                 )
-                if matches(_list_of(request, "if-none-match"), headers["ETag"]):
+                if matches(list_of(request, "if-none-match"), headers["ETag"]):
                     return Response(status_code=304, headers=headers)
             async with while_connected(request):
                 if form != JSON:
@@ -315,8 +323,3 @@ class _Route(Generic[P, T]):
 async def _quickly(size: int, work: Callable[[], Value]) -> Value:
     """Do work on `size` bytes: here, if a thread would take longer to start, else in a thread."""
     return work() if size <= SMALL_BYTES else await to_thread.run_sync(work)
-
-
-def _list_of(request: Request, header: str) -> str | None:
-    """Return the joined lines of a header that may be sent in several (RFC 9110, 5.3)."""
-    return ", ".join(request.headers.getlist(header)) or None

@@ -38,15 +38,8 @@ from service.features.jobs.records import Finished, Job, storable
 from service.features.jobs.results import line_of, picture_of_line
 from service.features.jobs.schemas import ItemResult, JobDocument, JobList
 from service.http.access import needs
-from service.http.answers import choose, matches
-from service.http.contract import (
-    EVENTS,
-    JSON,
-    UNCHANGED,
-    answers,
-    takes,
-    worked_example,
-)
+from service.http.answers import choose, list_of, matches
+from service.http.contract import EVENTS, JSON, UNCHANGED, answers, takes, worked_example
 from service.http.middleware import CLIENT_LEFT
 from service.http.operation import NDJSON
 from service.pipeline.rendering import PICTURES
@@ -422,7 +415,7 @@ def _kept(*answer: object) -> dict[str, str]:
 
 def _has(request: Request, headers: dict[str, str]) -> bool:
     """Return whether the caller has the answer with these headers already."""
-    return matches(",".join(request.headers.getlist("if-none-match")), headers["ETag"])
+    return matches(list_of(request, "if-none-match"), headers["ETag"])
 
 
 async def _must_have_ended(place: JobService, job: Job) -> None:
