@@ -54,6 +54,10 @@ class Feature:
     extends: Mapping[str, str] = field(default_factory=dict)
     """Folder of another feature → the place of what this one adds to it."""
 
+    def whole(self, place: str) -> str:
+        """Return a place in the folder as one that does not depend on the folder."""
+        return f"{__name__}.{self.folder}.{place}"
+
 
 FEATURES: Final = (
     Feature(
@@ -135,9 +139,7 @@ FEATURES: Final = (
 path, the later one has it."""
 
 COMMANDS: Final = {
-    name: f"{__name__}.{feature.folder}.{place}"
-    for feature in FEATURES
-    for name, place in feature.commands.items()
+    name: feature.whole(place) for feature in FEATURES for name, place in feature.commands.items()
 }
 """Name of a command → the place of its function or operation."""
 
@@ -146,7 +148,7 @@ def given(kind: str) -> list[Any]:
     """Import and return what the features give of a kind, which is the name of a tuple of places in
     `Feature`."""
     return [
-        resolve_name(f"{__name__}.{feature.folder}.{place}")
+        resolve_name(feature.whole(place))
         for feature in FEATURES
         for place in getattr(feature, kind)
     ]
@@ -155,7 +157,7 @@ def given(kind: str) -> list[Any]:
 def additions(folder: str) -> list[Any]:
     """Import and return what other features add to the one of this folder."""
     return [
-        resolve_name(f"{__name__}.{feature.folder}.{feature.extends[folder]}")
+        resolve_name(feature.whole(feature.extends[folder]))
         for feature in FEATURES
         if folder in feature.extends
     ]

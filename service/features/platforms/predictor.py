@@ -61,9 +61,15 @@ class Predictor:
             ):
                 response = await client.post(address, json=body)
             said = response.json()["predictions"] if response.status_code == 200 else None
-        except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):
-            said = None
-        except ExceptionGroup:  # of anyio, for a port that there cannot be
+        except (
+            TimeoutError,
+            httpx2.HTTPError,
+            httpx2.InvalidURL,
+            ExceptionGroup,  # of anyio, for a port that there cannot be
+            ValueError,
+            KeyError,
+            TypeError,
+        ):
             said = None
         if not isinstance(said, list) or len(said) != len(wanting):
             raise Unavailable(f"the predictor at {self._host} gives no prediction for each image")

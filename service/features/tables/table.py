@@ -26,6 +26,7 @@ OWN_TERMS: Final = {
     "overlay": "The picture itself, a PNG, if the job's `output` asks for one.",
 }
 """Columns that answers have not → their definitions: see `TERMS`."""
+_DEFINED: Final = TERMS | OWN_TERMS
 
 TYPES: Final[dict[Any, pa.DataType]] = {
     str: pa.string(),
@@ -40,8 +41,7 @@ TYPES: Final[dict[Any, pa.DataType]] = {
 
 
 def _column(name: str, kind: Any) -> pa.Field:
-    terms = TERMS | OWN_TERMS
-    told = terms.get(name) or terms[name.rpartition("_")[0]]  # peak_x is described by peak
+    told = _DEFINED.get(name) or _DEFINED[name.rpartition("_")[0]]  # peak_x is described by peak
     nullable = type(None) in get_args(kind)
     type_ = TYPES[get_args(kind)[0] if nullable else kind]
     return pa.field(name, type_, nullable, {"description": told})
