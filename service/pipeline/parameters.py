@@ -455,7 +455,7 @@ ADDED: Final = tuple(
     )
 )
 """The parameters of other packages."""
-if not TYPE_CHECKING:
+if ADDED and not TYPE_CHECKING:
     Parameters = _with(*ADDED)
 
 
