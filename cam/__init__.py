@@ -1,7 +1,7 @@
 """Class activation maps of PyTorch models: tensors in, maps and pictures out.
 
 Names are imported when they are first used: a process that only reads requests or draws maps starts
-without torch, and a client that only reads answers starts without OpenCV.
+without torch, and one that only reads boxes and answers starts without OpenCV.
 """
 
 from importlib import import_module

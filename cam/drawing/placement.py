@@ -93,7 +93,7 @@ def shrink(values: Float, height: int, width: int) -> Float:
     the area that it covers."""
     if values.shape == (height, width):
         return values
-    import cv2  # clients of the service read boxes, and start without OpenCV
+    import cv2  # what only reads boxes starts without OpenCV
 
     smaller = cv2.resize(values, (width, height), interpolation=cv2.INTER_AREA)
     return smaller.astype(np.float32, copy=False)
