@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -17,9 +16,8 @@ from cam.drift.origin import Origin
 from cam.drift.shift import Shift, TooFew
 from cam.evaluation.similarity import Similarity
 from cam.methods import Method
-from cam.methods.method import Cost, Dependence, Family
 from cam.progress import Completeness, Passes, Progress
-from service.core import choices, model_schemas, schemas
+from service.core import model_schemas, schemas
 from service.features.activations.schemas import SignalDescription
 from service.features.answers import schemas as answers
 from service.features.audit.schemas import SimilarityRecord
@@ -82,15 +80,3 @@ def test_a_field_has_the_name_of_its_source(
     """A field that can be absent would otherwise be absent from every answer."""
     known = {field.name for source in sources for field in fields(source)}
     assert schema.model_fields.keys() - known == set(own.split())
-
-
-@pytest.mark.parametrize(
-    ("choice", "source"),
-    [
-        (choices.MethodFamily, Family),
-        (choices.MethodCost, Cost),
-        (choices.ClassDependence, Dependence),
-    ],
-)
-def test_a_choice_has_the_values_of_its_source(choice: Any, source: object) -> None:
-    assert get_args(choice.__value__) == get_args(source)
