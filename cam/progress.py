@@ -21,10 +21,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Completeness:
-    """The sum of attributions, and the value that the sum should have."""
+    """Whether attributions add up to what they explain."""
 
     attributed: float
-    """Sum of all attributions."""
+    """Sum of all attributions, positive and negative."""
     difference: float
     """Value that the sum should have: the score, minus that of the baseline if there is one."""
 
@@ -35,11 +35,11 @@ class Passes:
 
     made: int
     of: int
-    """Number of passes of the full method; a method of channels then uses all channels."""
+    """Number of passes that the formula needs; a method of channels then uses all channels."""
     stopped: bool = False
     """Whether the time ran out before the budget was used."""
-    chosen: str = "channels of the greatest variance"
-    """What the passes were made for, if the budget was too small for all."""
+    chosen: str | None = None
+    """What the passes are made for if the budget is too small for all."""
 
     @property
     def warning(self) -> str | None:
@@ -49,7 +49,8 @@ class Passes:
         share = f"{self.made} of the {self.of} passes that the method takes were made"
         if self.stopped:
             return f"{share}, because the time ran out; a job has no time limit"
-        return f"{share}, for the {self.chosen}; a larger budget allows more"
+        choice = f", for the {self.chosen}" if self.chosen else ""
+        return f"{share}{choice}; a larger budget allows more"
 
 
 def finish(steps: Generator[Progress, None, Value]) -> Value:

@@ -106,7 +106,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A token that the model could have said in a token's place."""
+    """A token that the model could have said in place of another one."""
 
     text: str
     probability: float
@@ -137,14 +137,14 @@ class WordScores:
     """How good the map of a word is, as shares of the word's probability."""
 
     deletion: float
-    """Area under its probability while the hottest pixels are blurred; lower is better."""
+    """Area under the word's probability while the hottest pixels are blurred; lower is better."""
     insertion: float
-    """Area under its probability while the hottest pixels are put into the blurred photo; higher is
-    better."""
+    """Area under the word's probability while the hottest pixels are put into the blurred photo;
+    higher is better."""
     energy: float | None = None
-    """Share of the heat in the region, 0 … 1; None without a region or heat."""
+    """Share of the heat in `region`, 0 … 1, if a region is given and there is heat."""
     pointing: float | None = None
-    """1 if the hottest pixel lies in the region, else 0; None without a region."""
+    """1 if the hottest pixel lies in `region`, else 0, if a region is given."""
 
 
 @dataclass(frozen=True, eq=False)

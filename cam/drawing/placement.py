@@ -20,9 +20,9 @@ KEPT_WEIGHTS: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Box:
-    """The part of a picture that a map covers: its edges in the picture's pixels, where (0, 0) is
-    the picture's top left corner. The box may reach beyond the picture (a padded input) or cover a
-    part of it (a crop)."""
+    """A box on a picture, such as the part that a map covers: its edges in the picture's pixels,
+    where (0, 0) is the picture's top left corner. They may lie between two pixels, and beyond the
+    picture (a padded input)."""
 
     left: float
     top: float
@@ -32,7 +32,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Region:
-    """A rectangle of whole pixels: the pixels whose centres lie in a `Box`."""
+    """A rectangle of whole pixels of a picture, such as those whose centres lie in a box."""
 
     left: int
     top: int

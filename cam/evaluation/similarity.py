@@ -32,15 +32,16 @@ ORIENTATIONS: Final = 9
 
 @dataclass(frozen=True)
 class Similarity:
-    """How alike two maps are: 1 if they are the same, about 0 if they have nothing in common."""
+    """How alike two maps are: 1 if they are the same, about 0 if they have nothing in common. All
+    are None if there is only one map."""
 
-    spearman: float | None
+    spearman: float | None = None
     """Rank correlation of the maps as they are, −1 … 1; None if one of them is constant."""
-    absolute: float | None
+    absolute: float | None = None
     """Rank correlation of the maps' absolute values, −1 … 1."""
-    ssim: float | None
+    ssim: float | None = None
     """Structural similarity of the heat above 0, −1 … 1."""
-    hog: float | None
+    hog: float | None = None
     """Pearson correlation of the histograms of oriented gradients, −1 … 1."""
 
 

@@ -26,6 +26,8 @@ SAMPLES = 10
 """Samples of each channel in SS-CAM and IS-CAM: the N of both papers' experiments."""
 NOISE = 2.0
 """σ of SS-CAM, as in its paper, in units of the activation."""
+CHANNELS: Final = "channels of the greatest variance"
+"""What passes are made for if the budget is too small for all channels."""
 NO_VALUES: Final = "it weighs masks by a probability, which the value of a regression does not have"
 """Reason why `rise` does not explain a value."""
 
@@ -97,7 +99,7 @@ def _masked(subject: Subject, samples: int, shape: Callable[[Tensor, int], Tenso
         scores.append(mean)
     weights = torch.cat(scores).softmax(0)  # (channels, targets)
     maps = torch.einsum("kt,khw->thw", weights, a[0, chosen[: len(weights)]])
-    return Attribution(maps, passes=Passes(done, whole, stopped))
+    return Attribution(maps, passes=Passes(done, whole, stopped, CHANNELS))
 
 
 def ablationcam(subject: Subject) -> Steps:
@@ -125,7 +127,7 @@ def ablationcam(subject: Subject) -> Steps:
         yield Progress(sum(map(len, scores)), len(chosen))
     weights = (whole - torch.cat(scores)) / torch.where(whole == 0, 1.0, whole.abs())
     maps = torch.einsum("kt,khw->thw", weights, a[0, chosen[: len(weights)]])
-    return Attribution(maps, passes=Passes(len(weights), a.shape[1], stopped))
+    return Attribution(maps, passes=Passes(len(weights), a.shape[1], stopped, CHANNELS))
 
 
 def reciprocam(subject: Subject) -> Steps:

@@ -115,7 +115,7 @@ def _together(passes: Sequence[Passes]) -> Passes | None:
     if not passes:
         return None
     made, of = sum(count.made for count in passes), sum(count.of for count in passes)
-    return Passes(made, of, any(count.stopped for count in passes))
+    return Passes(made, of, any(count.stopped for count in passes), passes[0].chosen)
 
 
 def _coarse(values: Map) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from cam.drawing.placement import Region
 from service.core import schemas
 
 
@@ -99,7 +100,7 @@ class Explanation:
         return self.facts.reason
 
     @property
-    def region(self) -> schemas.Region:
+    def region(self) -> Region:
         """Part of the photo that the model saw; outside it the map is 0."""
         return self.facts.region
 
@@ -109,7 +110,7 @@ class Explanation:
         return self.facts.peak
 
     @property
-    def hot(self) -> schemas.Region | None:
+    def hot(self) -> Region | None:
         """Box around the hottest region above `threshold`; None if there is none."""
         return self.facts.hot
 

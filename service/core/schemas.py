@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cam.drawing.placement import Box, Region
+from cam.progress import Completeness, Passes
 from service.core.choices import Better, ExplainedNumber, HeatmapEncoding, Mode
 from service.core.glossary import TERMS
 
@@ -21,6 +23,12 @@ class Open(BaseModel):
     """A part of an answer. What `cam` returns is read by the names of its attributes."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class Described(Open):
+    """A part that holds dataclasses of `cam`, whose docstrings say what their fields are."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class ScoredClass(Open):
@@ -43,15 +51,6 @@ class LabelledClass(Open):
     label: str | None = None
 
 
-class Box(Open):
-    """A box on the photo. Its edges are in the photo's pixels and may lie between two pixels."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-
 class Unit(Open):
     layer: str
     channel: int
@@ -67,7 +66,7 @@ class WordImportance(Open):
     )
 
 
-class ExplainedTarget(Open):
+class ExplainedTarget(Described):
     """The target that a map explains. `score` is its number: the logit of a class, unless the other
     fields say otherwise."""
 
@@ -99,15 +98,6 @@ class ExplainedTarget(Open):
     )
 
 
-class Region(Open):
-    """A rectangle of whole pixels of the heatmap."""
-
-    left: int = Field(examples=[0])
-    top: int = Field(examples=[0])
-    width: int = Field(examples=[451])
-    height: int = Field(examples=[300])
-
-
 class Point(Open):
     x: int
     y: int
@@ -134,20 +124,6 @@ class Overlay(Open):
     data: str = Field(
         description="The file in base64.", json_schema_extra={"contentEncoding": "base64"}
     )
-
-
-class Completeness(Open):
-    """Whether positive and negative attributions add up to the difference that they explain."""
-
-    attributed: float = Field(description="Sum of the attributions.")
-    difference: float = Field(description="Score of the image minus score of the baseline.")
-
-
-class Passes(Open):
-    """Number of passes that a method of many passes has made."""
-
-    made: int
-    of: int = Field(description="Number of passes that the formula needs.")
 
 
 class Score(Open):
@@ -198,13 +174,17 @@ class Score(Open):
     warning: str | None = Field(None, description="Why there is no value.")
 
 
-class Placement(Box):
+class Placement(Open):
+    left: float
+    top: float
+    right: float
+    bottom: float
     transposed: bool = Field(description="Whether the layer's rows are columns of the photo.")
     upside_down: bool = Field(description="Whether the layer's first row lies at the bottom.")
     mirrored: bool = Field(description="Whether the layer's first column lies at the right.")
 
 
-class MapFacts(Open):
+class MapFacts(Described):
     """The facts about one map, without its numbers."""
 
     instance: int = Field(description="Index of the instance in the request, from 0.", examples=[0])
@@ -214,7 +194,10 @@ class MapFacts(Open):
     layer: str = Field(description=TERMS["layer"], examples=["bn2"])
     layer_reason: str | None = Field(None, description=TERMS["layer_reason"])
     reason: int | None = Field(None, description=TERMS["reason"])
-    region: Region = Field(description=TERMS["region"])
+    region: Region = Field(
+        description=TERMS["region"],
+        examples=[{"left": 0, "top": 0, "width": 451, "height": 300}],
+    )
     covers: Box | None = Field(None, description=TERMS["covers"])
     placement: Placement | None = Field(None, description=TERMS["placement"])
     peak: Point | None = Field(None, description=TERMS["peak"], examples=[{"x": 161, "y": 107}])
@@ -270,7 +253,7 @@ class Segment(LabelledClass):
     share: float = Field(description="The class's share of the pixels that the model saw, 0 … 1.")
 
 
-class Detection(LabelledClass):
+class Detection(LabelledClass, Described):
     score: float
     box: Box
 

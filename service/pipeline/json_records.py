@@ -13,7 +13,7 @@ from service.core import model_schemas, schemas
 from service.models.info import ModelInfo
 from service.models.labels import Labels
 from service.models.preprocessing import ModelInput, Preprocessing
-from service.pipeline.coordinates import Edges, box_on_photo
+from service.pipeline.coordinates import box_on_photo
 from service.pipeline.evaluation import score_lines
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import PredictParameters
@@ -67,7 +67,7 @@ def describe_target(
         label=labels.name(index),
         score=score,
         probability=explanation.probability,
-        box=None if target.box is None else _box(target.box, seen),
+        box=target.box and box_on_photo(target.box, seen),
         minus=None
         if minus is None
         else schemas.LabelledClass(index=minus, label=labels.name(minus)),
@@ -152,7 +152,10 @@ def predict(
         id=instance.id,
         detections=[
             schemas.Detection(
-                index=index, label=labels.name(index), score=score, box=_box(tuple(box), seen)
+                index=index,
+                label=labels.name(index),
+                score=score,
+                box=box_on_photo(tuple(box), seen),
             )
             for box, index, score in list(rows)[:count]
         ],
@@ -173,7 +176,3 @@ def top_classes(
         )
         for index in best
     ]
-
-
-def _box(box: Edges, seen: ModelInput) -> schemas.Box:
-    return schemas.Box.model_validate(box_on_photo(box, seen))

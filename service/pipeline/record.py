@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cam import ClassTarget, Explanation, Reason, spearman
 from cam.drawing.heatmap import border, concentration, hot_region
-from cam.drawing.placement import Float, Placement, Region
+from cam.drawing.placement import Box, Float, Placement, Region
 from cam.methods import INPUT
 from service.backend.answers import ServedAnswer
 from service.core import schemas
@@ -57,7 +57,7 @@ class MapRecord(BaseModel):
     thousand times the bytes."""
     shape: tuple[int, int]
     """Rows and columns of the map."""
-    covers: schemas.Box
+    covers: Box
     """Where the edges of the map lie on the photo."""
     picture_shape: tuple[int, int]
     """Height and width of the picture that `size` asks for."""
@@ -118,9 +118,6 @@ def record_of(
     predicted = None
     if said.logits is not None and said.probabilities is not None:
         (predicted,) = top_classes(said.logits, said.probabilities, model.labels, 1)
-    seen_box = schemas.Box.model_validate(seen.box)
-    whole = schemas.Box(left=0, top=0, right=width, bottom=height)
-    complete, passes = explanation.completeness, explanation.passes
     kept = values
     if parameters.normalize != "none":
         kept = scaled(values, parameters.normalize, explanation.signed)
@@ -132,11 +129,11 @@ def record_of(
         layer=explanation.layer,
         layer_reason=_layer_reason(explanation, model, parameters),
         reason=_number_of(explanation),
-        region=schemas.Region.model_validate(drawing.region),
-        covers=whole if parameters.size == "image" else seen_box,
+        region=drawing.region,
+        covers=Box(0, 0, width, height) if parameters.size == "image" else seen.box,
         placement=_placement(explanation.placement, seen),
         peak=_peak(drawing),
-        hot=hot and schemas.Region.model_validate(_shifted(hot, drawing.region)),
+        hot=hot and _shifted(hot, drawing.region),
         mass=float(inside.mean()),
         concentration=None if flat else concentration(values),
         border=None if flat else border(values),
@@ -144,8 +141,8 @@ def record_of(
         mode="fast" if explanation.method in answer.fast else "exact",
         agreement=_agreement(answer, drawing.number),
         signed=explanation.signed or None,
-        completeness=complete and schemas.Completeness.model_validate(complete),
-        passes=passes and schemas.Passes.model_validate(passes),
+        completeness=explanation.completeness,
+        passes=explanation.passes,
         scores=scores,
         warnings=[*_warnings(drawing, model), *_fit_warnings(drawing, hot, seen, photo)],
     )
@@ -155,7 +152,7 @@ def record_of(
         predicted=predicted,
         numbers=kept.astype(NUMBERS).tobytes(),
         shape=(values.shape[0], values.shape[1]),
-        covers=seen_box,
+        covers=seen.box,
         picture_shape=drawing.shape,
     )
 

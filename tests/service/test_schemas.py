@@ -11,16 +11,14 @@ from cam import UnitTarget
 from cam.activations.observations import Statistics
 from cam.agreement import Fidelity
 from cam.answers import answer
-from cam.drawing.placement import Box, Placement, Region
+from cam.drawing.placement import Box, Placement
 from cam.drift.origin import Origin
 from cam.drift.shift import Shift, TooFew
-from cam.evaluation.similarity import Similarity
 from cam.methods import Method
-from cam.progress import Completeness, Passes, Progress
+from cam.progress import Progress
 from service.core import model_schemas, schemas
 from service.features.activations.schemas import SignalDescription
 from service.features.answers import schemas as answers
-from service.features.audit.schemas import SimilarityRecord
 from service.features.drift import schemas as drift
 from service.features.drift.work import Drift
 from service.models.audited import Audited
@@ -30,16 +28,10 @@ from service.models.info import LayerInfo, ModelInfo
 @pytest.mark.parametrize(
     ("schema", "sources", "own"),
     [
-        (schemas.Box, [Box], ""),
-        (schemas.Region, [Region], ""),
         (schemas.Placement, [Placement, Box], ""),
-        (schemas.Completeness, [Completeness], ""),
-        (schemas.Passes, [Passes], ""),
         (schemas.Unit, [UnitTarget], ""),
         (schemas.Step, [Progress], ""),
-        (answers.Alternative, [answer.Alternative], ""),
         (answers.AnswerToken, [answer.AnswerToken], ""),
-        (answers.WordScores, [answer.WordScores], ""),
         (
             answers.AnswerWord,
             [answer.AnswerWord],
@@ -47,7 +39,6 @@ from service.models.info import LayerInfo, ModelInfo
         ),
         (answers.Answer, [answer.ExplainedAnswer], "instance id memory_bytes warnings"),
         (SignalDescription, [Statistics], "shape"),
-        (SimilarityRecord, [Similarity], ""),
         (model_schemas.FidelityDescription, [Fidelity], ""),
         (model_schemas.AuditedMethod, [Audited], ""),
         (

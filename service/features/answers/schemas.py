@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from service.core.schemas import FailedInstance, Heatmap, Open, Overlay, Point
+from cam.answers.answer import Alternative, WordScores
+from service.core.schemas import Described, FailedInstance, Heatmap, Open, Overlay, Point
 
 # The names of `cam.ANSWER_METHODS`, which clients know without cam.
 AnswerMethod = Literal[
@@ -26,14 +27,7 @@ AnswerMethod = Literal[
 AnswerMethodName = TypeAliasType("AnswerMethodName", AnswerMethod)
 
 
-class Alternative(Open):
-    """A token that could have stood in place of another one."""
-
-    text: str = Field(examples=[" green"])
-    probability: float = Field(examples=[0.02])
-
-
-class AnswerToken(Open):
+class AnswerToken(Described):
     """A token of an answer."""
 
     text: str = Field(
@@ -44,7 +38,10 @@ class AnswerToken(Open):
         description="Probability after the question and the tokens before it, 0 … 1.",
         examples=[0.97],
     )
-    alternatives: list[Alternative] = Field(description="The most probable tokens, best first.")
+    alternatives: list[Alternative] = Field(
+        description="The most probable tokens, best first.",
+        examples=[[{"text": " green", "probability": 0.02}]],
+    )
     evidence: float | None = Field(
         None,
         description="How much the photo speaks for the token, in nats: its log-probability after "
@@ -53,28 +50,7 @@ class AnswerToken(Open):
     )
 
 
-class WordScores(Open):
-    """How good the map of a word is. The areas are shares of the word's probability."""
-
-    deletion: float = Field(
-        description="Area under the word's probability while the hottest pixels are blurred; lower "
-        "is better.",
-        examples=[0.2],
-    )
-    insertion: float = Field(
-        description="Area under the word's probability while the hottest pixels are put into the "
-        "blurred photo; higher is better.",
-        examples=[0.9],
-    )
-    energy: float | None = Field(
-        None, description="Share of the heat in `region`, 0 … 1.", examples=[0.8]
-    )
-    pointing: float | None = Field(
-        None, description="1 if the hottest pixel lies in `region`, else 0.", examples=[1.0]
-    )
-
-
-class AnswerWord(Open):
+class AnswerWord(Described):
     """A word of an answer, or the phrase that was asked for."""
 
     text: str = Field(examples=["red"])

@@ -21,8 +21,9 @@ from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters
 from service.features.audit.plan import LEAST_PHOTOS, Arm
 from service.features.audit.recommendation import points_of, recommended, why_none
+from service.features.audit.records import ArmRecord, PhotoRecord
 from service.features.audit.run import chosen, write_summary
-from service.features.audit.schemas import ArmRecord, Audit, Finding, PhotoFailure, PhotoRecord
+from service.features.audit.schemas import Audit, Finding, PhotoFailure
 from service.features.audit.summary import summarised
 from service.features.batch.inputs import open_inputs
 from service.features.batch.progress import Tally, say, shown

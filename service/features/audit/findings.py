@@ -16,12 +16,12 @@ from cam.clusters import own_places
 from cam.evaluation.verdict import COMPARED, NAMED, listed
 from service.core.bootstrap import outcome
 from service.features.audit.plan import LEAST_PHOTOS, name_of
+from service.features.audit.records import PhotoRecord
 from service.features.audit.schemas import (
     ArmSummary,
     Audit,
     Finding,
     FindingKind,
-    PhotoRecord,
     Place,
 )
 

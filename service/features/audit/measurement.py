@@ -21,7 +21,7 @@ from cam.drawing.heatmap import minmax
 from cam.drawing.placement import Float, shrink
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, MetricOptions, Scores
-from cam.evaluation.similarity import similarity
+from cam.evaluation.similarity import Similarity, similarity
 from service import __version__
 from service.backend.answers import Prediction
 from service.backend.interface import ModelBackend
@@ -29,7 +29,7 @@ from service.backend.work import Evaluate, Explain, Pixels
 from service.core.errors import OutOfMemory, Unexplainable
 from service.features.audit.grids import SURE, Neighbours, PhotoGrid, share_inside
 from service.features.audit.plan import SIDES, STAGES, Plan, with_target
-from service.features.audit.schemas import ArmRecord, Numbers, PhotoRecord, SimilarityRecord
+from service.features.audit.records import ArmRecord, Numbers, PhotoRecord
 from service.features.audit.work import Randomise
 from service.features.jobs.records import storable
 from service.models.preprocessing import ModelInput
@@ -292,7 +292,7 @@ class AuditMeasurement:
         number: int,
         seen: ModelInput,
         questions: Sequence[Question],
-    ) -> tuple[dict[str, list[SimilarityRecord]], str | None]:
+    ) -> tuple[dict[str, list[Similarity]], str | None]:
         """Return how alike each map is to the maps of the randomised models, a stage each, and the
         reason if the model's weights cannot be replaced; nothing, if the photo is not one of those
         that this is asked for."""
@@ -306,11 +306,11 @@ class AuditMeasurement:
             outcome = await self._replicas.ask(Randomise(seen.pixels, signed, STAGES, seed))
         except Unexplainable as problem:
             return {}, problem.detail
-        stages: dict[str, list[SimilarityRecord]] = {name: [] for name in arms}
+        stages: dict[str, list[Similarity]] = {name: [] for name in arms}
         for maps in outcome.value:
             for name, mine, other in zip(arms, own.explanations, maps, strict=True):
-                alike = {} if other is None else vars(similarity(mine.map, other))
-                stages[name].append(SimilarityRecord(**alike))
+                alike = Similarity() if other is None else similarity(mine.map, other)
+                stages[name].append(alike)
         return stages, None
 
     async def _localised(

@@ -14,7 +14,8 @@ from cam.evaluation.verdict import listed
 from service.core.bootstrap import FEWEST, interval, least_difference
 from service.core.schemas import Interval
 from service.features.audit.plan import LEAST_PHOTOS, SIDES, name_of, passes_of
-from service.features.audit.schemas import ArmRecord, ArmSummary, PhotoRecord, Recommendation
+from service.features.audit.records import ArmRecord, PhotoRecord
+from service.features.audit.schemas import ArmSummary, Recommendation
 
 LOCALISATION: Final = 0.9
 """Weight of localisation; faithfulness has the rest. On models whose true evidence is known, the

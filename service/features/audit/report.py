@@ -17,7 +17,8 @@ from cam.drawing.overlay import overlay
 from cam.drawing.placement import Float, resize
 from cam.evaluation.verdict import NAMED
 from service.features.audit.plan import name_of
-from service.features.audit.schemas import ArmSummary, Audit, PhotoRecord
+from service.features.audit.records import PhotoRecord
+from service.features.audit.schemas import ArmSummary, Audit
 from service.features.audit.summary import SHOWS_THE_PHOTO
 from service.features.report.clusters import spaced
 from service.features.report.page import data_uri, draw_bar, draw_map, page_template

@@ -26,8 +26,9 @@ from service.core.files import written_whole
 from service.features.audit.grids import Neighbours
 from service.features.audit.measurement import AuditMeasurement
 from service.features.audit.plan import LEAST_PHOTOS, Plan, plan_of, require_one_class, with_target
+from service.features.audit.records import PhotoRecord
 from service.features.audit.report import audit_page
-from service.features.audit.schemas import Audit, PhotoRecord
+from service.features.audit.schemas import Audit
 from service.features.audit.summary import summarise
 from service.features.batch.configuration import RunConfiguration
 from service.features.batch.inputs import Inputs, open_inputs

@@ -9,8 +9,9 @@ from cachetools import LRUCache
 
 from cam.evaluation.metrics import DEFAULTS
 from service.core.errors import InternalError
+from service.features.audit.records import PhotoRecord
 from service.features.audit.report import audit_page
-from service.features.audit.schemas import Audit, PhotoRecord
+from service.features.audit.schemas import Audit
 from service.features.audit.summary import summarise
 from service.features.jobs.host import JobService
 from service.features.jobs.records import Job, parameters_of

@@ -11,6 +11,7 @@ import numpy as np
 
 from cam import METHODS
 from cam.evaluation.metrics import METRICS, MetricOptions
+from cam.evaluation.similarity import Similarity
 from service.core.bootstrap import interval
 from service.core.schemas import Interval
 from service.features.audit.findings import findings_of
@@ -26,14 +27,8 @@ from service.features.audit.recommendation import (
     recommended,
     why_none,
 )
-from service.features.audit.schemas import (
-    ArmRecord,
-    ArmSummary,
-    Audit,
-    PhotoFailure,
-    PhotoRecord,
-    SimilarityRecord,
-)
+from service.features.audit.records import ArmRecord, PhotoRecord
+from service.features.audit.schemas import ArmSummary, Audit, PhotoFailure
 
 UNCHANGED: Final = 1e-4
 """Largest difference of the rank correlation of a map with itself from 1."""
@@ -175,12 +170,12 @@ def summarised(arm: Arm, records: Sequence[PhotoRecord], metrics: Sequence[str])
     )
 
 
-def _over_stages(checked: Sequence[Sequence[SimilarityRecord]]) -> Interval | None:
+def _over_stages(checked: Sequence[Sequence[Similarity]]) -> Interval | None:
     """Return the mean over the photos of the mean rank correlation without sign over stages."""
     return interval([fmean(stage.absolute or 0.0 for stage in photo) for photo in checked])
 
 
-def _first_changed(checked: Sequence[Sequence[SimilarityRecord]]) -> int:
+def _first_changed(checked: Sequence[Sequence[Similarity]]) -> int:
     """Return the number of the first stage at which the map changes, or else of the last one. A map
     that stays the same up to rounding is not made of the weights that are random so far, such as
     that of a method without a gradient at a layer below them, and stages at which it could not

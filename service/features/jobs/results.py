@@ -14,9 +14,9 @@ from PIL import Image
 from pydantic import BaseModel
 from sqlalchemy import Row, select
 
+from cam.drawing.placement import Box
 from service.core.errors import InternalError, NotAcceptable
 from service.core.schemas import (
-    Box,
     Explanation,
     MapFacts,
     Prediction,

@@ -30,6 +30,7 @@ from cam import (
 from cam.drawing.heatmap import minmax
 from cam.drawing.placement import resize
 from cam.errors import LayerReused, MethodUnsuited, NoGradientPath, UnknownLayer
+from cam.methods.perturbation import CHANNELS
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
 from cam.progress import Passes, Progress
@@ -452,7 +453,7 @@ def test_when_the_time_is_up_the_strongest_channels_make_the_map(method: str, pa
     # The second channel varies most; alone it has the softmax's whole weight.
     found = stopped(method)
     np.testing.assert_allclose(found.map, [[0, 8], [0, 0]], rtol=1e-6)
-    assert found.passes == Passes(passes, 3 * passes, stopped=True)
+    assert found.passes == Passes(passes, 3 * passes, True, CHANNELS)
     assert found.warnings[-1].startswith(f"{passes} of the {3 * passes} passes that the method")
     assert "the time ran out" in found.warnings[-1]
 
@@ -461,7 +462,7 @@ def test_when_the_time_is_up_ablation_has_seen_two_of_three_channels() -> None:
     # Without the second channel class 0 scores 1 still, without the first 0: weights 0 and 1.
     found = stopped("ablationcam", after=2)
     np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
-    assert found.passes == Passes(2, 3, stopped=True)
+    assert found.passes == Passes(2, 3, True, CHANNELS)
 
 
 def test_when_the_time_is_up_the_mean_is_over_the_masks_so_far() -> None:
@@ -475,8 +476,8 @@ def test_when_the_time_is_up_the_mean_is_over_the_masks_so_far() -> None:
 
 def test_a_budget_for_fewer_channels_is_told() -> None:
     (found,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer", budget=20)
-    assert found.passes == Passes(20, 30)
+    assert found.passes == Passes(20, 30, chosen=CHANNELS)
     assert "20 of the 30 passes" in found.warnings[-1]
     assert "a larger budget allows more" in found.warnings[-1]
     (whole,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer")
-    assert (whole.passes, whole.warnings) == (Passes(30, 30), found.warnings[:-1])
+    assert (whole.passes, whole.warnings) == (Passes(30, 30, chosen=CHANNELS), found.warnings[:-1])

@@ -426,7 +426,7 @@ def test_it_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert "service.client._sync.client" in loaded
-    heavy = {"torch", "torchvision", "timm", "cam", "cv2", "fastapi", "starlette", "uvicorn"}
+    heavy = {"torch", "torchvision", "timm", "cv2", "scipy", "fastapi", "starlette", "uvicorn"}
     assert not loaded & heavy
 
 

@@ -107,7 +107,11 @@ def test_their_order(client: TestClient, cat: Image.Image) -> None:
 
 def test_a_method_of_many_passes(client: TestClient, cat: Image.Image) -> None:
     found = explained(client, encoded(cat), reasons=2, method="scorecam", budget=4)
-    assert [(each["reason"], each["passes"]["made"]) for each in found] == [(1, 4), (2, 4)]
+    assert [each["reason"] for each in found] == [1, 2]
+    chosen = "channels of the greatest variance"
+    passes = {"made": 4, "of": 1280, "stopped": False, "chosen": chosen}
+    assert [each["passes"] for each in found] == [passes, passes]
+    assert all(f"for the {chosen}; a larger budget" in each["warnings"][-1] for each in found)
 
 
 def two_reasons(client: TestClient, photo: Image.Image, accept: str) -> Any:

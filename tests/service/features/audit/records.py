@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.features.audit.schemas import ArmRecord, PhotoRecord, SimilarityRecord
+from cam.evaluation.similarity import Similarity
+from service.features.audit.records import ArmRecord, PhotoRecord
 
 MAP = [[0.0, 0.5], [0.5, 1.0]]
 
@@ -27,7 +28,7 @@ def arm(
     stages = None
     if sanity is not None:
         stages = [
-            SimilarityRecord(
+            Similarity(
                 absolute=each,
                 spearman=None if each is None else each / 2,
                 ssim=None if each is None else each / 2,

@@ -12,7 +12,8 @@ from PIL import Image
 
 from service.features.audit.findings import place_of
 from service.features.audit.plan import LEAST_PHOTOS
-from service.features.audit.schemas import Audit, Finding, PhotoRecord
+from service.features.audit.records import PhotoRecord
+from service.features.audit.schemas import Audit, Finding
 from service.features.audit.summary import summarise
 from tests.cam.clusters.synthetic import blobs
 from tests.service.features.audit.records import arm, record

@@ -16,7 +16,7 @@ from service.core.errors import OutOfMemory
 from service.features.audit.grids import Neighbours
 from service.features.audit.measurement import MAP_SIDE, AuditMeasurement
 from service.features.audit.plan import STAGES, plan_of
-from service.features.audit.schemas import PhotoRecord
+from service.features.audit.records import PhotoRecord
 from service.local.session import LocalSession, local_session
 from service.models.preprocessing import ModelInput
 from service.pipeline.instances import Instance

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from service.core.bootstrap import interval
+from service.features.audit.records import ArmRecord, PhotoRecord
 from service.features.audit.report import audit_page
-from service.features.audit.schemas import ArmRecord, ArmSummary, Audit, PhotoRecord
+from service.features.audit.schemas import ArmSummary, Audit
 from service.features.audit.summary import summarise
 from tests.service.features.audit.records import arm, record
 
