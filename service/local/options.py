@@ -75,12 +75,15 @@ def on_files(schema: type[P]) -> Callable[[OnFiles[P]], Callable[..., None]]:
             context: typer.Context,
             photos: Photos,
             model: Model = None,
-            folder: Annotated[Path, typer.Option(help="Folder for the pictures.")] = FOLDER,
+            folder: Annotated[
+                Path | None,
+                typer.Option(help="Folder for the pictures.", show_default=str(FOLDER)),
+            ] = None,
             models: Models = None,
             **values: Any,
         ) -> None:
             settings = settings_of(context, models)
-            folder = _folder_of(values, folder)
+            folder = folder or folder_of(values) or FOLDER
             parameters = parameters_of(schema, values)
             raise typer.Exit(work(photos, settings, parameters, model, folder))
 
@@ -114,11 +117,12 @@ def parameters_of(schema: type[P], values: Mapping[str, Any]) -> P:
     return read_parameters(schema, ImmutableMultiDict(texts), "/query")
 
 
-def _folder_of(values: dict[str, Any], folder: Path) -> Path:
-    """Return the folder for pictures: that of `--output`, which is taken from the values, if it
-    does not say what they show: it was the folder before what they show had names."""
-    sent = values.get("output")
-    if not isinstance(sent, list) or len(sent) != 1 or sent[0] in OUTPUTS:
-        return folder
-    del values["output"]
-    return Path(sent[0])
+def folder_of(values: dict[str, Any]) -> Path | None:
+    """Return the folder that `--output` names, and take it from the values; None if it says only
+    what pictures show. It was the folder before what they show had names."""
+    sent = values.get("output") or []
+    folders = [text for text in sent if text not in OUTPUTS]
+    if len(folders) != 1:
+        return None
+    values["output"] = [text for text in sent if text in OUTPUTS]
+    return Path(folders[0])

@@ -10,13 +10,14 @@ import typer
 
 from service.core.errors import ConfigError
 from service.local.ending import end_after
-from service.local.options import Fit, Model, Models, Target, settings_of
+from service.local.options import Model, Models, folder_of, settings_of, with_parameters
+from service.pipeline.parameters import Parameters
 
 if TYPE_CHECKING:
     from service.features.batch.run import Explainer
 
 
-def command(
+def _command(
     context: typer.Context,
     source: Annotated[
         str,
@@ -26,25 +27,14 @@ def command(
             "column path, and id and target if you like.",
         ),
     ],
-    output: Annotated[
-        Path,
+    folder: Annotated[
+        Path | None,
         typer.Option(help="Folder for pictures and manifest.parquet; goes on where it stopped."),
-    ],
+    ] = None,
     model: Model = None,
-    target: Target = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Method of class activation mapping, gradcam; repeat to compare several."
-        ),
-    ] = None,
-    layer: Annotated[
-        list[str] | None, typer.Option(help="Target layer; repeat for several.")
-    ] = None,
-    fit: Fit = "auto",
     other: Annotated[
         list[str] | None,
-        typer.Option("--set", help="NAME=VALUE: any other parameter of :explain; repeat."),
+        typer.Option("--set", help="NAME=VALUE: another way to give a parameter; repeat."),
     ] = None,
     pictures: Annotated[str, typer.Option(help="jpg, png, webp, or none.")] = "jpg",
     report: Annotated[
@@ -65,24 +55,32 @@ def command(
         typer.Option(help="Address of a Ray cluster to do it on: HOST:PORT, auto, or local."),
     ] = None,
     models: Models = None,
+    **values: Any,
 ) -> None:
-    """Explain images without a server, as many as there are: writes a picture of each and a table
-    of all."""
     settings = settings_of(context, models)
-    given: dict[str, Any] = {
-        "method": _one_or_more(method, "gradcam"),
-        "layer": layer or "auto",
-        "fit": fit,
+    folder = folder or folder_of(values)
+    if folder is None:
+        raise ConfigError("--folder is needed: the folder for pictures and manifest.parquet")
+    given = {
+        name: sent[0] if isinstance(sent, list) and len(sent) == 1 and name != "target" else sent
+        for name, sent in values.items()
+        if sent not in (None, [])
     }
-    if target:
-        given["target"] = target
     from service.features.batch.configuration import RunConfiguration
     from service.features.batch.run import Run, batch
 
-    configuration = RunConfiguration({**given, **_pairs_of(other)}, output, pictures)
+    configuration = RunConfiguration({**given, **_pairs_of(other)}, folder, pictures)
     run = Run(source, settings, configuration, model, retry_failed, true_classes)
     explain = None if ray is None else _on_ray(ray)
     end_after(lambda: batch(run, report=report, explain=explain))
+
+
+command = with_parameters(
+    Parameters,
+    _command,
+    "Explain images without a server, as many as there are: writes a picture of each and a table "
+    "of all.",
+)
 
 
 def _on_ray(address: str) -> Explainer:
@@ -110,9 +108,3 @@ def _pairs_of(given: list[str] | None) -> dict[str, str]:
         if "=" not in pair:
             raise ConfigError(f"--set {pair}: it should be NAME=VALUE")
     return {name: value for name, _, value in (pair.partition("=") for pair in given or ())}
-
-
-def _one_or_more(given: list[str] | None, default: str) -> str | list[str]:
-    """Return the values of an option that may be repeated; a single value is returned alone."""
-    values = given or [default]
-    return values[0] if len(values) == 1 else values

@@ -93,7 +93,7 @@ def test_parameters_and_several_targets(gradcam: Shell, models: str, tmp_path: P
     code, said = gradcam(
         *(folder, "--output", output, "--models", models, "--target", 2, "--target", "0"),
         *("--layer", "conv1", "--layer", "conv2", "--method", "layercam", "--fit", "squash"),
-        *("--set", "output=mask", "--set", "size=model", "--pictures", "png"),
+        *("--output", "mask", "--set", "size=model", "--pictures", "png"),
     )
     assert code == 0, said
     found = rows(output)
@@ -304,17 +304,19 @@ def test_a_name_that_is_no_text(gradcam: Shell, models: str, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["--set", "opacity"], "--set opacity: it should be NAME=VALUE"),
-        (["--set", "opacity=2"], "opacity is '2': it should be a number from 0 to 1, or heat"),
+        (["--opacity", "2"], "opacity is '2': it should be a number from 0 to 1, or heat"),
         (["--set", "colour=red"], "there is no parameter 'colour'; the parameters are "),
         (["--set", "=red"], "there is no parameter ''; the parameters are "),
-        (["--set", "output=values"], "output=values is not a picture"),
+        (["--output", "values"], "output=values is not a picture"),
+        (["--output", "other"], "--folder is needed: the folder for pictures and manifest"),
+        (["--folder", "other"], "output is '{output}': it should be 'overlay', 'heatmap',"),
         (["--pictures", "gif"], "--pictures=gif: it should be jpg, png, webp, none"),
         (["--method", "gradcam2"], "there is no method 'gradcam2'; the methods are gradcam,"),
         (["--method", "rollout"], "model 'tiny' cannot do rollout: it needs a transformer"),
         (["--target", "kitten"], "the model has no labels, so no class is called 'kitten'"),
         (["--target", "0", "--target", "3"], "class index 3 is out of range; model 'tiny' has"),
         (["--layer", "conv9"], "model 'tiny' has no layer 'conv9'; the nearest are "),
-        (["--set", "signed=true", "--method", "rise"], "rise has nothing below 0 to show;"),
+        (["--signed", "--method", "rise"], "rise has nothing below 0 to show;"),
         (["--model", "resnet"], "there is no model 'resnet'; the models are tiny"),
         (["--models", "missing.toml"], "missing.toml: cannot be read"),
     ],
@@ -325,7 +327,7 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     folder, output = small_photos(tmp_path / "photos", 1), tmp_path / "out"
     code, said = gradcam(folder, "--output", output, "--models", models, *arguments)
     assert code == 2
-    assert said.startswith(f"gradcam: {words}")
+    assert said.startswith(f"gradcam: {words.format(output=str(output)[:80])}")
     assert said.count("\n") == 1
     assert not output.exists()
 
