@@ -22,7 +22,6 @@ from cam.agreement import EXACT
 from cam.errors import LayerNotSpatial
 from cam.explanation import Question
 from cam.hooks.inference import evaluating
-from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead
 from cam.outputs.outputs import watching
 from cam.outputs.reading import AUTO, Reading, logits_of
@@ -30,6 +29,7 @@ from cam.passes.batch_answer import BatchAnswer
 from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import answer_by_head
 from cam.runtimes.shared import AtLeaf, answer_at_leaf
+from cam.runtimes.tail import Tail
 
 if TYPE_CHECKING:
     import openvino

@@ -299,16 +299,6 @@ class ExplainResponse(Open):
     explanations: list[Explanation | FailedInstance]
 
 
-class Interval(Open):
-    """A mean over photos, with its 95 % interval by Student's distribution. Fewer than three photos
-    have no interval."""
-
-    mean: float = Field(examples=[0.53])
-    low: float | None = Field(examples=[0.49])
-    high: float | None = Field(examples=[0.57])
-    photos: int = Field(description="Number of photos with a value.", examples=[200])
-
-
 class Step(Open):
     """Progress, in forward passes of one image."""
 

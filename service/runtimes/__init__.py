@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from service.core.runtime import Runtime
 from service.runtimes.compiled import COMPILED
 from service.runtimes.openvino import OPENVINO
 from service.runtimes.packaged import PACKAGED
+from service.runtimes.runtime import Runtime
 
 OWN: Final[tuple[Runtime, ...]] = (
     PACKAGED,

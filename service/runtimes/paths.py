@@ -8,10 +8,10 @@ import torch
 
 from cam.methods.method import load
 from cam.passes.compiled_path import CompiledPath
-from service.core.runtime import Runtime
 from service.loading.served_model import ServedModel
 from service.models.catalog import ModelEntry
 from service.runtimes import OWN
+from service.runtimes.runtime import Runtime
 
 
 class Offer(NamedTuple):

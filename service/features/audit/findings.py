@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.clusters import own_places
+from cam.evaluation.chance import outcome
 from cam.evaluation.verdict import COMPARED, NAMED, listed
-from service.core.bootstrap import outcome
 from service.features.audit.plan import LEAST_PHOTOS, name_of
 from service.features.audit.records import PhotoRecord
 from service.features.audit.schemas import (

@@ -9,10 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cam.evaluation.chance import FEWEST, Interval, interval, least_difference
 from cam.evaluation.metrics import METRICS
 from cam.evaluation.verdict import listed
-from service.core.bootstrap import FEWEST, interval, least_difference
-from service.core.schemas import Interval
 from service.features.audit.plan import LEAST_PHOTOS, SIDES, name_of, passes_of
 from service.features.audit.records import ArmRecord, PhotoRecord
 from service.features.audit.schemas import ArmSummary, Recommendation

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
+from cam.evaluation.chance import Interval
 from service.core.choices import Better
-from service.core.schemas import Interval, Open
+from service.core.schemas import Described, Open
 from service.features.jobs.schemas import JobDocument, JobKind
 
 FindingKind = TypeAliasType(
@@ -30,7 +31,7 @@ FindingKind = TypeAliasType(
 )
 
 
-class ArmSummary(Open):
+class ArmSummary(Described):
     """A method at a layer, over all photos."""
 
     method: str = Field(examples=["layercam"])
@@ -48,7 +49,8 @@ class ArmSummary(Open):
         examples=[[{"absolute": {"mean": 0.47, "low": 0.4, "high": 0.53, "photos": 50}}]],
     )
     sanity_mean: Interval | None = Field(
-        description="Mean over the stages of the rank correlation without sign."
+        description="Mean over the stages of the rank correlation without sign.",
+        examples=[{"mean": 0.42, "low": 0.36, "high": 0.48, "photos": 50}],
     )
     class_blind: bool = Field(
         description=(
@@ -81,7 +83,8 @@ class ArmSummary(Open):
         description=(
             "Mean share of the other methods that this method beats in localisation and "
             "faithfulness; only methods that show the model are compared."
-        )
+        ),
+        examples=[{"mean": 0.67, "low": 0.64, "high": 0.7, "photos": 200}],
     )
     mean_map: list[list[float]] | None = Field(
         None, description="Mean of the maps, each scaled to 0 … 1 and reduced to a coarse grid."
@@ -131,7 +134,7 @@ class PhotoFailure(Open):
     reason: str
 
 
-class Audit(Open):
+class Audit(Described):
     """The summary of an audit."""
 
     version: Literal[1] = 1

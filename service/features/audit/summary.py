@@ -10,10 +10,9 @@ from typing import Final
 import numpy as np
 
 from cam import METHODS
+from cam.evaluation.chance import Interval, interval
 from cam.evaluation.metrics import METRICS, MetricOptions
 from cam.evaluation.similarity import Similarity
-from service.core.bootstrap import interval
-from service.core.schemas import Interval
 from service.features.audit.findings import findings_of
 from service.features.audit.grids import SURE
 from service.features.audit.plan import LEAST_PHOTOS, SANITY_PHOTOS, SIDES, STAGES, Arm, name_of

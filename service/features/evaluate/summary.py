@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from cam.evaluation.chance import interval, outcome
 from cam.evaluation.metrics import METRICS, harmonic
 from cam.evaluation.verdict import COMPARED, in_words
-from service.core.bootstrap import interval, outcome
 from service.core.schemas import Score
 from service.features.evaluate.schemas import Evaluation, EvaluationSummary, MeanScore
 

@@ -27,12 +27,12 @@ from cam import CamError, Reading
 from cam.errors import did_you_mean, to_install
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
-from cam.hooks.tail import Tail
 from cam.methods.head import PooledHead, pooled_head
 from cam.outputs.outputs import watching
 from cam.outputs.reading import logits_of
 from cam.positions.locate import locate
 from cam.runtimes.openvino import LARGEST_BATCH, compiled, converted, is_installed
+from cam.runtimes.tail import Tail
 from service import __version__
 from service.core.errors import ConfigError, one_line
 from service.core.logs import quiet

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from service.core.runtime import Runtime
+from service.runtimes.runtime import Runtime
 
 COMPILED: Final = Runtime(name="torch", told="`torch`", path=f"{__name__}.path:path")

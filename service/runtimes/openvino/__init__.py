@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from service.core.runtime import Runtime
+from service.runtimes.runtime import Runtime
 
 PREPARATION_SECONDS: Final = 15.0
 """Least time for converting a model for OpenVINO and judging it: the time for EfficientNet-Lite0 on

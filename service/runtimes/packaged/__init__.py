@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from service.core.runtime import Runtime
+from service.runtimes.runtime import Runtime
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from PIL import Image
 
 from cam import METRICS
 from cam.drawing.placement import Box
+from cam.evaluation.chance import interval
 from cam.evaluation.metrics import MetricOptions, Score
 from service.core import schemas
-from service.core.bootstrap import interval
 from service.features.evaluate.judge import options_of
 from service.features.evaluate.parameters import EvaluateParameters
 from service.features.evaluate.schemas import Evaluation

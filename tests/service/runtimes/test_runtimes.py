@@ -20,7 +20,10 @@ FOLDER = Path(service.runtimes.__file__).parent
 FOLDERS = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
 BESIDE = {
     "compiled": [f"cam/runtimes/{name}.py" for name in ("compiled", "cuda_graphs", "folding")],
-    "openvino": ["cam/runtimes/openvino.py", "service/features/export", "service/sources/graph"],
+    "openvino": [
+        *("cam/runtimes/openvino.py", "cam/runtimes/tail.py"),
+        *("service/features/export", "service/sources/graph"),
+    ],
     "packaged": ["cam/runtimes/packaged.py"],
 }
 """What is deleted with a runtime: its part of the library, and what needs that."""
@@ -77,7 +80,7 @@ except ConfigError as error:
 """
 TOY = '''"""A runtime that plays: it answers as the exact path does."""
 
-from service.core.runtime import Runtime
+from service.runtimes.runtime import Runtime
 
 TOY = Runtime(name="toy", told="`toy`, for play", path=f"{__name__}:path")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from service.core.bootstrap import interval
+from cam.evaluation.chance import interval
 from service.features.audit.records import ArmRecord, PhotoRecord
 from service.features.audit.report import audit_page
 from service.features.audit.schemas import ArmSummary, Audit

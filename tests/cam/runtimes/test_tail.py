@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cam.errors import LayerNotSpatial
-from cam.hooks.tail import Tail
 from cam.outputs.outputs import watching
 from cam.outputs.reading import logits_of
+from cam.runtimes.tail import Tail
 from tests.cam.methods.test_attention import of_timm
 from tests.cam.nets import hook_count, images, segmenter, small
 

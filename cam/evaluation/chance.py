@@ -9,14 +9,15 @@ of a proportion. Hsu, "Multiple Comparisons", 1996: which of many means may be t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.core.choices import Better
-from service.core.schemas import Interval
+if TYPE_CHECKING:
+    from cam.evaluation.metrics import Better
 
 SAMPLES: Final = 2000
 LEVEL: Final = 0.95
@@ -24,6 +25,18 @@ FEWEST: Final = 3
 """Least number of values for an interval. The standard deviation of two values says little."""
 Z: Final = 1.959964
 """Quantile of the normal distribution: the share `LEVEL` of its values lies between −Z and Z."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over photos, with its 95 % interval by Student's distribution. Fewer than three photos
+    have no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    photos: int
+    """Number of photos with a value."""
 
 
 def interval(
