@@ -1,16 +1,30 @@
-"""Scores of maps: whether metrics suit, and from scores to schemas and lines."""
+"""Scores of maps: whether metrics suit, the scores, and from scores to schemas and lines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cam import ClassTarget, Explanation, Question, Target
+from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, MetricOptions, Score, Scores
 from cam.evaluation.verdict import percentile, verdict
+from service.backend.answers import ServedAnswer
+from service.backend.interface import Listener, ModelBackend, naming
+from service.backend.timings import Timings
+from service.backend.work import Evaluate
 from service.core import schemas
 from service.core.choices import Fit
 from service.core.errors import UnsuitedMetric
 from service.models.audited import Audited
+from service.models.preprocessing import ModelInput
+
+USUAL: Final = MetricOptions()
 
 
 def require_suited(metrics: Sequence[str], *, region: bool | None = None) -> None:
@@ -28,6 +42,59 @@ def require_suited(metrics: Sequence[str], *, region: bool | None = None) -> Non
         raise UnsuitedMetric(
             f"metric {lacking[0]!r} needs `region`, the box or mask where the heat should be{where}"
         )
+
+
+async def scored(
+    replicas: ModelBackend,
+    seen: ModelInput,
+    questions: Sequence[Question],
+    answer: ServedAnswer,
+    metrics: Sequence[str],
+    timings: Timings,
+    *,
+    options: MetricOptions = USUAL,
+    progress: Listener | None = None,
+    judged: NDArray[np.float32] | None = None,
+    prompts: tuple[str, ...] = (),
+) -> tuple[Scores, ...]:
+    """Return the scores of each of the answer's maps, in their order.
+
+    Args:
+        judged: a map to score in place of the answer's only map.
+        prompts: texts that are the classes, if the request has prompts.
+    """
+    scores: list[Scores] = []
+    for question in questions:
+        mine = [
+            explanation
+            for explanation in answer.explanations
+            if explanation.method == question.method
+        ]
+        if not mine:
+            continue
+        # The class is fixed here: at another precision, the model could predict another one.
+        named = {explanation.turn: _same(question, explanation) for explanation in mine}
+        question = replace(question, targets=tuple(named[turn] for turn in sorted(named)))
+        candidates = candidates_of(mine)
+        if judged is not None:
+            candidates = [Candidate(judged, mine[0].turn)]
+        told = progress
+        if progress and len(questions) > 1:
+            told = naming(question.method, progress)
+        work = Evaluate(seen.pixels, question, candidates, metrics, options, prompts)
+        outcome = await replicas.ask(work, progress=told)
+        timings.note("evaluate", outcome.run_seconds)
+        scores += outcome.value
+    return tuple(scores)
+
+
+def _same(question: Question, explanation: Explanation) -> Target:
+    """Return an explanation's target for scoring: its class, and the mask that the question has."""
+    target, turn = explanation.target, explanation.turn
+    asked = question.targets[turn] if turn < len(question.targets) else None
+    if isinstance(target, ClassTarget) and isinstance(asked, ClassTarget) and target.box is None:
+        return replace(asked, index=target.index)
+    return target
 
 
 def describe_scores(

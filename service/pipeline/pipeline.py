@@ -9,59 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import Final, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
-from cam import (
-    ClassTarget,
-    Explanation,
-    Question,
-    SimilarityTarget,
-    Target,
-)
-from cam.evaluation.candidate import Candidate, candidates_of
-from cam.evaluation.metrics import MetricOptions, Scores
-from cam.reasons.cascade import Cascade, layer_of
-from service.backend.answers import Outcome, ServedAnswer
-from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend, naming
+from cam.evaluation.metrics import Scores
+from service.backend.interface import OBSERVED_AT_ONCE, Listener, ModelBackend
 from service.backend.timings import Timings
-from service.backend.work import (
-    Embed,
-    Evaluate,
-    Explain,
-    ReadText,
-)
+from service.backend.work import Explain
 from service.core import schemas
-from service.core.choices import WantedFit
 from service.core.errors import Problem, UnsuitedModel
 from service.core.metrics import Metrics
 from service.core.pool import PRIORITIES, Priority
 from service.core.settings import CoreSettings
 from service.limits.counters import ServiceCounts
-from service.limits.pixel_budget import PhotoPool, PixelBudget
+from service.limits.pixel_budget import PixelBudget
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-from service.pipeline.evaluation import require_suited
-from service.pipeline.images import EncodedPhoto, picture_of
+from service.pipeline.evaluation import require_suited, scored
+from service.pipeline.images import EncodedPhoto
 from service.pipeline.instances import Instance, P
 from service.pipeline.json_records import predict
+from service.pipeline.opened_photo import OpenedPhoto, part_of
 from service.pipeline.parameters import Parameters, PredictParameters
-from service.pipeline.resolve import (
-    asked_model,
-    cheapest,
-    placed,
-    questions_of,
-)
+from service.pipeline.resolve import asked_model
 from service.pipeline.result import AnswerBudget, ImageResult
-from service.pipeline.targets import TargetObject, TargetParameter
 
 T = TypeVar("T")
 SMALL_JPEG_BYTES: Final = 128 * 1024
@@ -156,7 +129,7 @@ class Pipeline:
         Raises:
             Problem: if this instance cannot be explained.
         """
-        timings, model = timings or Timings(), asked_model_of(replicas, instance)
+        timings = timings or Timings()
         metrics = instance.parameters.evaluate or ()
         scores: tuple[Scores, ...] = ()
         if metrics:
@@ -166,51 +139,40 @@ class Pipeline:
                 raise instance.blame(problem) from None
             until = part_of(until, 2)
         async with AsyncExitStack() as scope:
-            opened = self.opened(model, instance, timings, priority)
-            encoded, pool = await scope.enter_async_context(opened)
+            room = self.opened(replicas, instance, timings, priority)
+            opened = await scope.enter_async_context(room)
             if budget and instance.parameters.size == "image":
-                budget.check(instance, encoded.pixels * instance.parameters.maps)
-            photo, seen, questions, outcome = await self.explained(
-                replicas,
-                model,
-                instance,
-                encoded,
-                pool,
-                timings,
-                progress,
-                priority,
-                until,
-                watched=priority == "interactive",
-                used=used,
+                budget.check(instance, opened.encoded.pixels * instance.parameters.maps)
+            photo, seen, questions, answer = await opened.explained(
+                progress=progress, until=until, watched=priority == "interactive", used=used
             )
             if metrics:
                 # Scores take seconds. Meanwhile the photo's memory is freed for other requests, and
                 # the photo is decoded again for drawing.
                 photo.close()
                 await scope.aclose()
-                scores = await self.scored(
+                scores = await scored(
                     replicas,
                     seen,
                     questions,
-                    outcome.value,
+                    answer,
                     metrics,
-                    MetricOptions(),
                     timings,
-                    progress,
-                    prompts=prompts_of(instance),
+                    progress=progress,
+                    prompts=opened.prompts,
                 )
-                opened = self.opened(model, instance, timings, priority)
-                encoded, pool = await scope.enter_async_context(opened)
-                photo, seen = await self.seen(model, instance, encoded, pool, timings)
+                room = self.opened(replicas, instance, timings, priority)
+                opened = await scope.enter_async_context(room)
+                photo, seen = await opened.seen()
             result = ImageResult(
                 instance,
-                model,
+                opened.model,
                 photo,
                 seen,
-                outcome.value,
+                answer,
                 scores,
-                encoded.warnings,
-                pool,
+                opened.encoded.warnings,
+                opened.pool,
                 timings,
                 self.metrics,
             )
@@ -226,26 +188,23 @@ class Pipeline:
         Raises:
             Problem: if there is no prediction for this instance.
         """
-        model = asked_model_of(replicas, instance)
-        async with self.opened(model, instance, timings) as (encoded, pool):
-            _, seen = await self.seen(model, instance, encoded, pool, timings)
-            work = Explain(seen, watched=True, prompts=prompts_of(instance))
-            outcome = await replicas.ask(work)
+        async with self.opened(replicas, instance, timings) as opened:
+            _, seen = await opened.seen()
+            outcome = await replicas.ask(Explain(seen, watched=True, prompts=opened.prompts))
         timings.note_outcome(outcome)
-        return predict(outcome.value, model, seen, instance)
+        return predict(outcome.value, opened.model, seen, instance)
 
     async def input_of(
-        self, model: ModelInfo, instance: Instance[PredictParameters], priority: Priority
+        self, replicas: ModelBackend, instance: Instance[PredictParameters], priority: Priority
     ) -> tuple[ModelInput, list[str]]:
         """Return what the model sees of one image, and the decoder's warnings.
 
         Raises:
             Problem: if the image cannot be decoded.
         """
-        timings = Timings()
-        async with self.opened(model, instance, timings, priority) as (encoded, pool):
-            _, seen = await self.seen(model, instance, encoded, pool, timings)
-            return seen, list(encoded.warnings)
+        async with self.opened(replicas, instance, Timings(), priority) as opened:
+            _, seen = await opened.seen()
+            return seen, list(opened.encoded.warnings)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work on a small image in a thread, after its block of `opened` has ended."""
@@ -254,17 +213,22 @@ class Pipeline:
     @asynccontextmanager
     async def opened(
         self,
-        model: ModelInfo,
+        replicas: ModelBackend,
         instance: Instance[P],
         timings: Timings,
         priority: Priority = "interactive",
-    ) -> AsyncIterator[tuple[EncodedPhoto, PhotoPool]]:
+    ) -> AsyncIterator[OpenedPhoto[P]]:
         """Read the header of the instance's photo, wait for room for its pixels, and hold that room
-        until the block is left. Yield the photo, and the pool whose threads work on it.
+        until the block is left.
 
         Raises:
-            Problem: if the bytes are not an image, or the image is too large.
+            Problem: if the bytes are not an image, the image is too large, or the model does not
+                take such a request.
         """
+        try:
+            model = asked_model(replicas.model, instance.parameters)
+        except Problem as problem:
+            raise problem.at(instance.origins.get("prompts", instance.pointer)) from None
         budget = self._budgets[priority]
         budget.fit(self._fitting(model.max_batch))
         self._require_kind(model, instance)
@@ -285,7 +249,18 @@ class Pipeline:
         async with AsyncExitStack() as scope:
             with timings.phase("room", self.metrics):
                 pool = await scope.enter_async_context(budget.hold(encoded.pixels, model.name))
-            yield encoded, pool
+            yield OpenedPhoto(
+                instance=instance,
+                replicas=replicas,
+                model=model,
+                encoded=encoded,
+                pool=pool,
+                large=budget.large,
+                timings=timings,
+                metrics=self.metrics,
+                max_pixels=self.max_pixels,
+                priority=priority,
+            )
 
     def _require_kind(self, model: ModelInfo, instance: Instance[P]) -> None:
         """Check that a model that answers questions is asked a question, and that any other model
@@ -302,247 +277,6 @@ class Pipeline:
                 else f"model {model.name!r} answers no questions, but predicts {model.kind}; only "
                 "vision–language models are asked questions"
             )
-
-    async def explained(
-        self,
-        replicas: ModelBackend,
-        model: ModelInfo,
-        instance: Instance[Parameters],
-        encoded: EncodedPhoto,
-        pool: PhotoPool,
-        timings: Timings,
-        progress: Listener | None = None,
-        priority: Priority = "interactive",
-        until: float | None = None,
-        *,
-        watched: bool = False,
-        used: bool = False,
-        blank: bool = False,
-    ) -> tuple[Image.Image, ModelInput, tuple[Question, ...], Outcome[ServedAnswer]]:
-        """Return the decoded photo, the model's input, the questions that the parameters ask, and
-        their answer.
-
-        Args:
-            model: the model as the instance asks it: see `asked_model_of`.
-            watched: see `Explain`.
-            used: see `explain`.
-            blank: whether only the targets and the prediction matter, so any method will do.
-
-        Raises:
-            Problem: if this instance cannot be explained.
-        """
-        try:
-            questions = questions_of(model, instance.parameters)
-            if blank:
-                questions = cheapest(model, questions)
-            photo, seen = await self.seen(model, instance, encoded, pool, timings)
-            targets = await self.placed(
-                replicas,
-                questions[0],
-                instance.parameters.target,
-                instance.parameters.fit,
-                photo,
-                seen,
-                priority,
-            )
-        except Problem as problem:
-            raise instance.blame(problem) from None
-        questions = tuple(replace(each, targets=targets, used=used) for each in questions)
-        first = part_of(until, instance.parameters.reasons)
-        work = Explain(seen, questions, priority, first, watched, prompts_of(instance))
-        outcome = await replicas.ask(work, progress=progress)
-        timings.note_outcome(outcome)
-        if instance.parameters.reasons > 1:
-            work = replace(work, until=until, watched=False)
-            found = await self._reasons(
-                replicas, instance.parameters, work, outcome.value, timings, progress
-            )
-            outcome = replace(outcome, value=replace(outcome.value, explanations=found))
-        return photo, seen, questions, outcome
-
-    async def _reasons(
-        self,
-        replicas: ModelBackend,
-        parameters: Parameters,
-        work: Explain,
-        answer: ServedAnswer,
-        timings: Timings,
-        progress: Listener | None,
-    ) -> tuple[Explanation, ...]:
-        """Return the answer's explanations, each followed by its further reasons. To find them, the
-        masked pixels of the photo are set to the mean colour: see `cam.reasons`.
-
-        Args:
-            work: the work that gave the answer.
-        """
-        seen, until = work.seen, work.until
-        asked = {question.method: question for question in work.questions}
-        blank = np.array(replicas.model.preprocessing.blank, np.uint8)
-        height, width = seen.pixels.shape[:2]
-        found: list[Explanation] = []
-        for turn, explanation in enumerate(answer.explanations):
-            question = replace(asked[explanation.method], targets=(explanation.target,))
-            if name := layer_of(explanation, question.fuse):
-                question = replace(question, layers=(name,))
-            cascade = Cascade((height, width), parameters.reasons, parameters.threshold)
-            cascade.add(explanation)
-            while cascade.open:
-                pixels = np.where(cascade.masked[..., None], blank, seen.pixels)
-                left = (len(answer.explanations) - turn) * parameters.reasons
-                further = replace(
-                    work,
-                    seen=ModelInput.of(pixels, seen.box, seen.fit),
-                    questions=(question,),
-                    until=part_of(until, left - len(cascade.reasons)),
-                )
-                outcome = await replicas.ask(further, progress=progress)
-                timings.note_outcome(outcome)
-                (next_one,) = outcome.value.explanations
-                cascade.add(replace(next_one, turn=explanation.turn))
-            found += cascade.reasons
-        return tuple(found)
-
-    async def scored(
-        self,
-        replicas: ModelBackend,
-        seen: ModelInput,
-        questions: Sequence[Question],
-        answer: ServedAnswer,
-        metrics: Sequence[str],
-        options: MetricOptions,
-        timings: Timings,
-        progress: Listener | None,
-        judged: NDArray[np.float32] | None = None,
-        prompts: tuple[str, ...] = (),
-    ) -> tuple[Scores, ...]:
-        """Return the scores of each of the answer's maps, in their order.
-
-        Args:
-            judged: a map to score in place of the answer's only map.
-            prompts: texts that are the classes, if the request has prompts.
-        """
-        scores: list[Scores] = []
-        for question in questions:
-            mine = [
-                explanation
-                for explanation in answer.explanations
-                if explanation.method == question.method
-            ]
-            if not mine:
-                continue
-            # The class is fixed here: at another precision, the model could predict another one.
-            named = {explanation.turn: _same(question, explanation) for explanation in mine}
-            question = replace(question, targets=tuple(named[turn] for turn in sorted(named)))
-            candidates = candidates_of(mine)
-            if judged is not None:
-                candidates = [Candidate(judged, mine[0].turn)]
-            told = progress
-            if progress and len(questions) > 1:
-                told = naming(question.method, progress)
-            work = Evaluate(seen.pixels, question, candidates, metrics, options, prompts)
-            outcome = await replicas.ask(work, progress=told)
-            timings.note("evaluate", outcome.run_seconds)
-            scores += outcome.value
-        return tuple(scores)
-
-    async def seen(
-        self,
-        model: ModelInfo,
-        instance: Instance[PredictParameters],
-        encoded: EncodedPhoto,
-        pool: PhotoPool,
-        timings: Timings,
-    ) -> tuple[Image.Image, ModelInput]:
-        """Return the decoded photo, and the model's input."""
-
-        def work() -> tuple[Image.Image, ModelInput]:
-            with timings.phase("decode", self.metrics):
-                photo = encoded.decode()
-            with timings.phase("preprocess", self.metrics):
-                return photo, model.preprocessing.apply(photo, instance.parameters.fit)
-
-        try:
-            return await pool.run(work)
-        except Problem as problem:
-            raise problem.at(instance.pointer) from None
-
-    async def placed(
-        self,
-        replicas: ModelBackend,
-        question: Question,
-        sent: TargetParameter | None,
-        fit: WantedFit,
-        photo: Image.Image,
-        seen: ModelInput,
-        priority: Priority = "interactive",
-    ) -> tuple[Target, ...]:
-        """Return the question's targets. Boxes and masks are converted to pixels of the model's
-        input, and other photos to embeddings.
-
-        Args:
-            sent: the targets as the request names them.
-            fit: how other photos are fitted to the model's input.
-
-        Raises:
-            Problem: if a target is not valid.
-        """
-        model = replicas.model
-        every = sent if isinstance(sent, list) else [sent]
-        if not any(isinstance(one, TargetObject) for one in every):  # which points at the photo
-            return question.targets
-        limit = self.max_pixels
-        # The sizes of a mask and of another photo are not known yet, so both count as large.
-        pool = self._budgets[priority].large
-        place = partial(placed, model, question, sent, photo, seen, max_pixels=limit)
-        question, others = await pool.run(place)
-        targets = list(question.targets)
-
-        def look(b64: str) -> ModelInput:
-            return model.preprocessing.apply(
-                picture_of(b64, "target's like", max_pixels=limit), fit
-            )
-
-        for turn, other in others.items():  # one by one, so that only one photo is in memory
-            if isinstance(other, ReadText):
-                targets[turn] = (await replicas.ask(other)).value
-                continue
-            like = await pool.run(partial(look, other.b64))
-            outcome = await replicas.ask(Embed(like.pixels, other.layer))
-            targets[turn] = SimilarityTarget(other.layer, outcome.value, other.against)
-        return tuple(targets)
-
-
-def asked_model_of(replicas: ModelBackend, instance: Instance[PredictParameters]) -> ModelInfo:
-    """Return the model. If the instance has prompts, they are the model's classes.
-
-    Raises:
-        Problem: if the model does not take such prompts.
-    """
-    try:
-        return asked_model(replicas.model, instance.parameters)
-    except Problem as problem:
-        raise problem.at(instance.origins.get("prompts", instance.pointer)) from None
-
-
-def prompts_of(instance: Instance[PredictParameters]) -> tuple[str, ...]:
-    """Return the prompts of an instance: see `Explain`."""
-    return tuple(instance.parameters.prompts or ())
-
-
-def _same(question: Question, explanation: Explanation) -> Target:
-    """Return an explanation's target for scoring: its class, and the mask that the question has."""
-    target, turn = explanation.target, explanation.turn
-    asked = question.targets[turn] if turn < len(question.targets) else None
-    if isinstance(target, ClassTarget) and isinstance(asked, ClassTarget) and target.box is None:
-        return replace(asked, index=target.index)
-    return target
-
-
-def part_of(until: float | None, parts: int) -> float | None:
-    """Divide the time that is left into equal parts, and return the end of the first one. A map has
-    to be ready by then if work such as scoring follows."""
-    now = monotonic()
-    return None if until is None else now + (until - now) / parts
 
 
 def _has_quick_header(image: object) -> bool:

@@ -32,6 +32,7 @@ from service.pipeline.images import picture_of
 from service.pipeline.parameters import (
     AUDITED,
     MAX_MATCHED,
+    ImageParameters,
     Parameters,
     PredictParameters,
     is_pattern,
@@ -111,13 +112,13 @@ def _require_reasons(model: ModelInfo, parameters: Parameters) -> None:
         raise InvalidParameter(f"{problem}, where {said}")
 
 
-def asked_model(model: ModelInfo, parameters: PredictParameters) -> ModelInfo:
+def asked_model(model: ModelInfo, parameters: ImageParameters) -> ModelInfo:
     """Return the model with the request's prompts as its classes, if it has some.
 
     Raises:
         InvalidParameter: if the model takes no prompts, or would compare one with nothing.
     """
-    if parameters.prompts is None:
+    if not isinstance(parameters, PredictParameters) or parameters.prompts is None:
         return model
     if not model.takes_text:
         raise InvalidParameter(

@@ -21,12 +21,11 @@ from service.features.activations.render import (
     pack_arrays,
 )
 from service.features.activations.work import Factorise, Observe
-from service.limits.pixel_budget import PhotoPool
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
-from service.pipeline.images import EncodedPhoto
 from service.pipeline.instances import Instance
-from service.pipeline.pipeline import Pipeline, asked_model_of, prompts_of
+from service.pipeline.opened_photo import OpenedPhoto
+from service.pipeline.pipeline import Pipeline
 from service.pipeline.resolve import target_of
 
 MAX_OBSERVED: Final = 64
@@ -44,14 +43,14 @@ async def observe(
     Raises:
         Problem: if this instance cannot be observed.
     """
-    model, parameters = asked_model_of(replicas, instance), instance.parameters
-    async with pipeline.opened(model, instance, timings) as (encoded, pool), pipeline.few_at_once:
-        observed, seen = await _observed(pipeline, replicas, instance, encoded, pool, timings)
+    async with pipeline.opened(replicas, instance, timings) as opened, pipeline.few_at_once:
+        observed, seen = await _observed(opened)
         concepts = {}
-        if parameters.concepts is not None:
-            concepts = await _concepts(pipeline, replicas, instance, seen, timings)
-        describe = partial(describe_activations, observed, concepts, model.labels, instance)
-        return await pool.run(describe)
+        if instance.parameters.concepts is not None:
+            concepts = await _concepts(opened, seen)
+        labels = opened.model.labels
+        describe = partial(describe_activations, observed, concepts, labels, instance)
+        return await opened.pool.run(describe)
 
 
 async def show(
@@ -68,74 +67,62 @@ async def show(
         NotAcceptable: if the media type cannot hold what the parameters ask for.
         Problem: if this instance cannot be observed.
     """
-    model, parameters = asked_model_of(replicas, instance), instance.parameters
+    parameters = instance.parameters
     if parameters.concepts is not None and media_type == NPZ:
         raise NotAcceptable(f"concepts are numbers in JSON or a picture, not {NPZ}")
-    async with pipeline.opened(model, instance, timings) as (encoded, pool):
+    async with pipeline.opened(replicas, instance, timings) as opened:
+        run, labels = opened.pool.run, opened.model.labels
         if parameters.concepts is not None:
-            photo, seen = await pipeline.seen(model, instance, encoded, pool, timings)
-            concepts = await _concepts(pipeline, replicas, instance, seen, timings)
-            labels = model.labels
-            return await pool.run(lambda: draw_concepts(photo, seen, concepts, labels, media_type))
+            photo, seen = await opened.seen()
+            concepts = await _concepts(opened, seen)
+            return await run(lambda: draw_concepts(photo, seen, concepts, labels, media_type))
         async with pipeline.few_at_once:
-            observed, _ = await _observed(pipeline, replicas, instance, encoded, pool, timings)
+            observed, _ = await _observed(opened)
             if media_type == NPZ:
-                return await pool.run(lambda: pack_arrays(observed))
-            return await pool.run(lambda: draw_gallery(observed, parameters, media_type))
+                return await run(lambda: pack_arrays(observed))
+            return await run(lambda: draw_gallery(observed, parameters, media_type))
 
 
 async def _observed(
-    pipeline: Pipeline,
-    replicas: ModelBackend,
-    instance: Instance[ActivationParameters],
-    encoded: EncodedPhoto,
-    pool: PhotoPool,
-    timings: Timings,
+    opened: OpenedPhoto[ActivationParameters],
 ) -> tuple[list[Observation], ModelInput]:
     """Observe the layers that the parameters name, and return the model's input as well.
 
     Raises:
         Problem: if this instance cannot be observed.
     """
-    model, parameters = asked_model_of(replicas, instance), instance.parameters
+    model, instance, parameters = opened.model, opened.instance, opened.instance.parameters
     try:
         layers = layers_of(model, parameters)
         target = target_of(model, parameters.target)
-        photo, seen = await pipeline.seen(model, instance, encoded, pool, timings)
+        photo, seen = await opened.seen()
         question = Question((target,), "gradcam", ())
-        (target,) = await pipeline.placed(
-            replicas, question, parameters.target, parameters.fit, photo, seen
-        )
+        (target,) = await opened.placed(question, parameters.target, photo, seen)
     except Problem as problem:
         raise instance.blame(problem) from None
-    work = Observe(seen.pixels, layers, target, prompts_of(instance))
-    outcome = await replicas.ask(work)
-    timings.note_outcome(outcome)
+    outcome = await opened.replicas.ask(Observe(seen.pixels, layers, target, opened.prompts))
+    opened.timings.note_outcome(outcome)
     return outcome.value, seen
 
 
 async def _concepts(
-    pipeline: Pipeline,
-    replicas: ModelBackend,
-    instance: Instance[ActivationParameters],
-    seen: ModelInput,
-    timings: Timings,
+    opened: OpenedPhoto[ActivationParameters], seen: ModelInput
 ) -> dict[str, list[Concept]]:
     """Return the concepts of each layer that the parameters name, keyed by layer.
 
     Raises:
         Problem: if a layer cannot be factorised for this instance.
     """
-    parameters = instance.parameters
+    parameters = opened.instance.parameters
     try:
-        layers = layers_of(replicas.model, parameters)
+        layers = layers_of(opened.model, parameters)
     except Problem as problem:
-        raise instance.blame(problem) from None
+        raise opened.instance.blame(problem) from None
     targets = {}
     for layer in layers:
         work = Factorise(seen.pixels, layer, parameters.concepts or 2)
-        outcome = await replicas.ask(work)
-        timings.note_outcome(outcome)
+        outcome = await opened.replicas.ask(work)
+        opened.timings.note_outcome(outcome)
         targets[layer] = outcome.value
     return targets
 

@@ -64,11 +64,11 @@ async def ask(
     if asked.region and not asked.evaluate:
         problem = InvalidParameter("region is for the scores of a word; set evaluate, too")
         raise problem.at(instance.origins.get("region", "/parameters/region"))
-    async with pipeline.opened(replicas.model, instance, timings) as (encoded, pool):
+    async with pipeline.opened(replicas, instance, timings) as opened:
 
         def work() -> tuple[tuple[int, int], Picture, NDArray[np.bool_] | None]:
             with timings.phase("decode", pipeline.metrics):
-                photo = encoded.decode()
+                photo = opened.encoded.decode()
                 small = photo.copy() if asked.region else photo
                 size = photo.size
                 long = max(ANSWERED_SIDE, math.ceil(LEAST_SIDE * max(size) / min(size)))
@@ -81,7 +81,7 @@ async def ask(
                 return size, pixels, region
 
         try:
-            size, pixels, region = await pool.run(work)
+            size, pixels, region = await opened.pool.run(work)
         except Problem as problem:
             raise instance.blame(problem).at(instance.pointer) from None
     # What follows takes seconds, and holds the small photo alone.
@@ -100,7 +100,7 @@ async def ask(
     question = AnswerQuestion(pixels, asked.question, options, until)
     outcome = await replicas.ask(question, progress=progress)
     timings.note_outcome(outcome)
-    return AnswerResult(instance, outcome.value, pixels, size, encoded.warnings)
+    return AnswerResult(instance, outcome.value, pixels, size, opened.encoded.warnings)
 
 
 def _method_of(model: ModelInfo, parameters: AnswerParameters) -> AnswerMethod:

@@ -339,7 +339,7 @@ class _Reader:
         image = await asyncio.to_thread(self._inputs.read, name)
         instance = Instance(0, name, image, "", self.parameters(name))
         session = self._session
-        return await session.pipeline.input_of(session.replicas.model, instance, "background")
+        return await session.pipeline.input_of(session.replicas, instance, "background")
 
     async def read(self, name: str) -> ModelInput:
         seen, _ = await self.opened(name)

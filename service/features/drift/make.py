@@ -196,7 +196,7 @@ async def _map_of(
     model = session.replicas.model
     image = await asyncio.to_thread(inputs.read, name)
     instance = Instance(0, name, image, "", parameters)
-    seen, _ = await session.pipeline.input_of(model, instance, "background")
+    seen, _ = await session.pipeline.input_of(session.replicas, instance, "background")
     (question,) = questions_of(model, parameters)
     outcome = await session.replicas.ask(Explain(seen, (question,), "background"))
     (explanation,) = outcome.value.explanations

@@ -15,13 +15,13 @@ from service.core.errors import Problem, UnsuitedMetric
 from service.features.evaluate.parameters import EvaluateParameters
 from service.features.evaluate.schemas import Evaluation
 from service.features.evaluate.sent_map import InvalidMap, Map, map_on_input
-from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import region_on_input
-from service.pipeline.evaluation import describe_scores, require_suited
+from service.pipeline.evaluation import describe_scores, require_suited, scored
 from service.pipeline.instances import Instance
 from service.pipeline.json_records import describe_target
-from service.pipeline.pipeline import Pipeline, asked_model_of, part_of, prompts_of
+from service.pipeline.opened_photo import OpenedPhoto, part_of
+from service.pipeline.pipeline import Pipeline
 
 
 async def evaluate(
@@ -43,22 +43,22 @@ async def evaluate(
     Raises:
         Problem: if this instance cannot be evaluated.
     """
-    model, metrics = asked_model_of(replicas, instance), instance.parameters.metrics
+    async with pipeline.opened(replicas, instance, timings) as opened:
+        seen, questions, answer, options, judged = await _judged(
+            opened, progress, part_of(until, 2)
+        )
     # The photo is gone by now: what follows takes many passes, and needs the input alone.
-    seen, questions, answer, options, judged = await _judged(
-        pipeline, replicas, model, instance, timings, progress, part_of(until, 2)
-    )
-    scores = await pipeline.scored(
+    scores = await scored(
         replicas,
         seen,
         questions,
         answer,
-        metrics,
-        options,
+        instance.parameters.metrics,
         timings,
-        progress,
-        judged,
-        prompts_of(instance),
+        options=options,
+        progress=progress,
+        judged=judged,
+        prompts=opened.prompts,
     )
     return [
         Evaluation(
@@ -66,8 +66,8 @@ async def evaluate(
             id=instance.id,
             method=explanation.method if judged is None else None,
             layer=explanation.layer if judged is None else None,
-            target=describe_target(explanation, model.labels, seen),
-            scores=describe_scores(score, options, model.audited, seen.fit),
+            target=describe_target(explanation, opened.model.labels, seen),
+            scores=describe_scores(score, options, opened.model.audited, seen.fit),
             warnings=list(explanation.warnings) if judged is None else [],
         )
         for explanation, score in zip(answer.explanations, scores, strict=True)
@@ -75,13 +75,7 @@ async def evaluate(
 
 
 async def _judged(
-    pipeline: Pipeline,
-    replicas: ModelBackend,
-    model: ModelInfo,
-    instance: Instance[EvaluateParameters],
-    timings: Timings,
-    progress: Listener | None,
-    until: float | None,
+    opened: OpenedPhoto[EvaluateParameters], progress: Listener | None, until: float | None
 ) -> tuple[ModelInput, tuple[Question, ...], ServedAnswer, MetricOptions, Map | None]:
     """Return what scoring an image's maps needs: the model's input, the questions, their answer
     with the maps, the metrics' options, and the map that was sent, on the input's pixels.
@@ -89,34 +83,24 @@ async def _judged(
     Raises:
         Problem: if this instance cannot be evaluated.
     """
-    parameters, limit = instance.parameters, pipeline.max_pixels
-    sent = parameters.map
-    async with pipeline.opened(replicas.model, instance, timings) as (encoded, pool):
-        try:
-            _require_judged(parameters)
-        except Problem as problem:
-            raise instance.blame(problem) from None
-        photo, seen, questions, outcome = await pipeline.explained(
-            replicas,
-            model,
-            instance,
-            encoded,
-            pool,
-            timings,
-            progress,
-            until=until,
-            blank=sent is not None,
-        )
+    instance = opened.instance
+    parameters, sent = instance.parameters, instance.parameters.map
+    try:
+        _require_judged(parameters)
+    except Problem as problem:
+        raise instance.blame(problem) from None
+    photo, seen, questions, answer = await opened.explained(
+        progress=progress, until=until, blank=sent is not None
+    )
 
-        def prepare() -> tuple[MetricOptions, Map | None]:
-            options = options_of(parameters, photo, seen, max_pixels=limit)
-            return options, None if sent is None else map_on_input(sent.b64, photo, seen)
+    def prepare() -> tuple[MetricOptions, Map | None]:
+        options = options_of(parameters, photo, seen, max_pixels=opened.max_pixels)
+        return options, None if sent is None else map_on_input(sent.b64, photo, seen)
 
-        try:
-            options, judged = await pool.run(prepare)
-        except Problem as problem:
-            raise instance.blame(problem) from None
-    answer = outcome.value
+    try:
+        options, judged = await opened.pool.run(prepare)
+    except Problem as problem:
+        raise instance.blame(problem) from None
     if judged is not None:
         answer = replace(answer, explanations=answer.explanations[:1])
     return seen, questions, answer, options, judged

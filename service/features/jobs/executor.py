@@ -114,7 +114,7 @@ class ItemExecutor:
         """Return what the model sees of an item's image, and warnings."""
         data = await self.read(item)
         instance = Instance(item.number, item.id, data, "", item.parameters)
-        return await self.pipeline.input_of(self.replicas(item).model, instance, "background")
+        return await self.pipeline.input_of(self.replicas(item), instance, "background")
 
     async def beside(self, item: Leased, number: int) -> Leased:
         """Return another item of an item's job."""

@@ -26,9 +26,8 @@ class Seen(BaseModel):
 
 async def measured(context: InstanceContext[PredictParameters]) -> list[Seen]:
     request, instance = context.request, context.instance
-    model, timings = request.replicas.model, request.timings
-    async with context.pipeline.opened(model, instance, timings) as opened:
-        photo, seen = await context.pipeline.seen(model, instance, *opened, timings)
+    async with context.pipeline.opened(request.replicas, instance, request.timings) as opened:
+        photo, seen = await opened.seen()
         outcome = await request.replicas.ask(Largest(seen.pixels))
     return [Seen(instance=instance.index, width=photo.width, largest=outcome.value)]
 

@@ -26,7 +26,7 @@ from service.features.evaluate.parameters import EvaluateParameters
 from service.features.tables.rows import rows_of
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
-from service.pipeline import pipeline as pipeline_module
+from service.pipeline import opened_photo
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import Parameters
 from service.pipeline.pipeline import Pipeline, make_pipeline
@@ -200,7 +200,7 @@ async def test_a_method_of_many_passes_leaves_half_of_the_time_to_the_scores(
 ) -> None:
     scoring = Scoring(replicas, pipeline, monkeypatch)
     now, until = 1000.0, 1060.0
-    monkeypatch.setattr(pipeline_module, "monotonic", lambda: now)
+    monkeypatch.setattr(opened_photo, "monotonic", lambda: now)
     async with pipeline.explain(
         replicas, instance(method="rise", evaluate=["complexity"]), until=until
     ):

@@ -39,9 +39,8 @@ async def session(
 
 
 async def seen(session: LocalSession, number: int) -> ModelInput:
-    model = session.replicas.model
     instance = Instance(number, str(number), photo(number), "", Parameters())
-    found, _ = await session.pipeline.input_of(model, instance, "background")
+    found, _ = await session.pipeline.input_of(session.replicas, instance, "background")
     return found
 
 
