@@ -72,10 +72,10 @@ class Added:
         running: returns what is open while the app runs, such as a port of its own.
         failure: returns the mistake in the configuration that shows only now, if there is one: the
             process then ends.
-        fetch: fetches the images that are given by address.
+        fetch: fetches the images that are given by address. One adapter alone gives it.
         choose: completes the instances of each request before the work on them.
-        identify: returns who sends a request. Without it, everybody may explain, and nobody may
-            administrate.
+        identify: returns who sends a request. One adapter alone gives it. Without it, everybody may
+            explain, and nobody may administrate.
         state: entries of the app's `state`, for whoever holds the app.
         security_schemes: the ways to send what identifies a caller, as OpenAPI describes them.
         probes: its routes that monitoring asks every few seconds. They have no trace, and a line in

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -31,7 +31,7 @@ from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.core.threads import one_each
 from service.http.about import PROBES, make_about_router
-from service.http.access import AccessTable, Identify, needs
+from service.http.access import AccessTable, needs
 from service.http.adapter import Adapter, Added, AppParts, Middleware
 from service.http.answers import problem_response
 from service.http.contract import gather_components
@@ -47,6 +47,7 @@ from service.limits.counters import CONNECTIONS, LocalCounts, ServiceCounts
 from service.models.catalog import ModelEntry
 from service.pipeline.pipeline import make_pipeline
 
+Given = TypeVar("Given")
 REST_SECONDS = 5
 PARSERS = 4
 """Number of threads that parse bodies and serialise answers."""
@@ -85,7 +86,8 @@ def make_app(
             processing jobs.
 
     Raises:
-        ConfigError: if callers should be identified, and no adapter does it, or if several do.
+        ConfigError: if callers should be identified, and no adapter does it, or if several adapters
+            identify callers or fetch images.
     """
     register_url_convertor("model", ModelName())
     # Refuse a picture about whose size Pillow would only warn.
@@ -136,10 +138,10 @@ def make_app(
     )
     made = [(adapter, added) for adapter in adapters if (added := adapter(parts))]
     additions = [added for _, added in made]
-    identify = _identify(made)
+    identify = _only(made, lambda added: added.identify, "identify callers")
     if settings.identifies_callers() and identify is None:
         raise ConfigError("a setting asks for keys of callers, and no feature here reads them")
-    reception.fetch = next((added.fetch for added in additions if added.fetch), fetch_none)
+    reception.fetch = _only(made, lambda added: added.fetch, "fetch images") or fetch_none
     reception.choosers = [added.choose for added in additions if added.choose]
 
     @asynccontextmanager
@@ -225,14 +227,16 @@ def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]
     return app
 
 
-def _identify(made: Sequence[tuple[Adapter, Added]]) -> Identify | None:
-    """Return what identifies callers. Of two, one would be ignored without a word."""
-    found = [(adapter, added.identify) for adapter, added in made if added.identify]
+def _only(
+    made: Sequence[tuple[Adapter, Added]], given: Callable[[Added], Given | None], does: str
+) -> Given | None:
+    """Return what one adapter alone may give. Of two, one would be ignored without a word."""
+    found = [(adapter, one) for adapter, added in made if (one := given(added))]
     if len(found) > 1:
         names = " and ".join(
             f"{adapter.__module__}.{getattr(adapter, '__name__', adapter)}" for adapter, _ in found
         )
-        raise ConfigError(f"{names} identify callers, and only one adapter may; leave one out")
+        raise ConfigError(f"{names} {does}, and only one adapter may; leave one out")
     return found[0][1] if found else None
 
 

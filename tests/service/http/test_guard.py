@@ -22,9 +22,11 @@ from service.core.errors import (
 from service.core.metrics import Metrics
 from service.core.settings import CoreSettings
 from service.features.keys.adapter import keys
+from service.features.remote_images.adapter import remote_images
 from service.http.access import AccessTable, Caller, Identify, needs
 from service.http.adapter import Added, AppParts
 from service.http.guard import Guard
+from service.http.reception import Allowance
 from service.limits.admission import Admission
 from service.limits.counters import LocalCounts
 from service.process.listener import listen
@@ -168,6 +170,22 @@ def test_two_ways_to_know_callers_are_a_mistake_and_neither_is_ignored(
     said = r"service\.features\.keys\.adapter\.keys and tests\..*\.badges identify callers"
     with pytest.raises(ConfigError, match=said):
         create_app(Settings(keys=file), [])
+
+
+def test_two_ways_to_fetch_images_are_a_mistake_and_neither_is_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fetch_photo(url: str, allowance: Allowance) -> bytes:
+        return encoded(noise(8, 8, 0))
+
+    def archive(parts: AppParts) -> Added:
+        return Added(fetch=fetch_photo)
+
+    monkeypatch.setattr(app, "ADAPTERS", (remote_images, archive))
+    create_app(Settings(), [])  # if no hosts are allowed, the archive alone fetches images
+    said = r"service\.features\.remote_images\.adapter\.remote_images and .*\.archive fetch images"
+    with pytest.raises(ConfigError, match=said):
+        create_app(Settings(image_hosts=["photos.example"]), [])
 
 
 def test_others_reach_a_service_only_if_it_knows_them_or_is_told_to_be_open() -> None:
