@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from service.core.model_schemas import Alive
 from service.http.access import flat, needs
 from service.http.adapter import Added, AppParts
+from service.http.answers import list_of, matches
 from service.http.contract import answers
 
 BUILT: Final = Path(__file__).parent / "built"
@@ -92,6 +93,6 @@ def _answer(content: bytes, media_type: str, request: Request) -> Response:
     headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept"}
     if media_type == MEDIA_TYPES[".html"]:
         headers["Content-Security-Policy"] = POLICY
-    if request.headers.get("if-none-match") == tag:
+    if matches(list_of(request, "if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=media_type, headers=headers)
