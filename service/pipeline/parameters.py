@@ -3,7 +3,9 @@ line."""
 
 from __future__ import annotations
 
+import ast
 from keyword import iskeyword
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
@@ -39,13 +41,8 @@ from service.pipeline.targets import (
     object_in_text,
 )
 
-RESERVED: Final = frozenset(
-    {"context", "folder", "image", "model", "models", "photos"}
-    | {"baselines", "deletion_to", "insertion_from", "map", "metrics", "percentages", "radius"}
-    | {"region", "samples", "scale_free", "seed", "squares", "steps"}
-)
-"""Names that an added parameter cannot have: options of commands, and other operations' parameters
-beside those of `:explain`."""
+OPTIONS: Final = frozenset({"context", "folder", "image", "model", "models", "photos"})
+"""Options of commands, whose names an added parameter cannot have."""
 MAX_INSTANCES = 1024
 FEW_MAPS = 10
 """Number of maps of one image above which its parameters are costly."""
@@ -431,7 +428,27 @@ def _with(*additions: Parameter) -> type[Parameters]:
     )
 
 
+def declared() -> set[str]:
+    """Return the names of the parameters that the features declare.
+
+    Their classes extend the class that the additions are part of, so they cannot be imported before
+    the additions are checked, and the names are read from the source.
+    """
+    return {
+        each.target.id
+        for file in Path(__file__).parents[1].glob("features/*/*.py")
+        if "Parameters)" in (source := file.read_text(encoding="utf-8"))
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith("Parameters") for base in node.bases)
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+
+
 def _problem(parameter: Parameter) -> str | None:
+    if parameter.name in declared():
+        return f"the name {parameter.name!r} is taken"
     if not parameter.name.isidentifier() or iskeyword(parameter.name):
         return f"its name {parameter.name!r} is not a name of Python"
     try:
@@ -450,7 +467,7 @@ ADDED: Final = tuple(
         group=extensions.PARAMETERS,
         kind=Parameter,
         where=extensions.__name__,
-        taken={*Parameters.model_fields, *dir(Parameters), *RESERVED},
+        taken={*Parameters.model_fields, *dir(Parameters), *OPTIONS},
         problem=_problem,
     )
 )

@@ -19,11 +19,15 @@ import pytest
 import typer
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import BaseModel
 
 from service.cli.main import cli
 from service.client import Client
+from service.features import adapters, operations
+from service.features.answers.parameters import AnswerParameters
 from service.features.evaluate.parameters import EvaluateParameters
-from service.pipeline.parameters import RESERVED, Parameters
+from service.features.jobs.queries import JobParameters
+from service.pipeline.parameters import OPTIONS, Parameters, declared
 from tests.packages import ROOT, install, paste
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving
@@ -244,5 +248,14 @@ def test_what_cannot_be_used_is_left_out(tmp_path: Path) -> None:
 def test_no_name_of_other_parameters_and_options_can_be_added() -> None:
     explain: Any = typer.main.get_command(cli)
     options = {each.name for each in explain.get_command(None, "explain").params}
-    own = options | EvaluateParameters.model_fields.keys()
-    assert own - Parameters.model_fields.keys() <= RESERVED
+    adapters()  # like the operations, they have parameters of their own
+    models = {each.parameters for each in operations()} | set(extending(Parameters))
+    assert {EvaluateParameters, AnswerParameters, JobParameters} <= models
+    own = options.union(*(model.model_fields.keys() for model in models))
+    assert own - Parameters.model_fields.keys() <= OPTIONS | declared()
+
+
+def extending(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield the classes that extend a class, and those that extend these."""
+    for each in model.__subclasses__():
+        yield from (each, *extending(each))
