@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from cam.counts import counted
 from cam.drawing.notebook import (
     SIDE,
     InputPicture,
@@ -249,7 +250,7 @@ class Explanation:
     def __repr__(self) -> str:
         rows, columns = self.map.shape
         where = f"{self.method} at {self.layer}, {rows} × {columns}"
-        warned = f", {counted(self.warnings, 'warning')}" if self.warnings else ""
+        warned = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
         return f"<Explanation: {self.title}, {where}{warned}>"
 
     def _repr_png_(self) -> bytes:
@@ -284,11 +285,6 @@ def photo_of(explanations: Sequence[Explanation]) -> Picture | None:
     return first if same else None
 
 
-def counted(things: Sequence[object], noun: str) -> str:
-    """Return the number of things in words."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
-
-
 def grid(explanations: Sequence[Explanation]) -> Picture:
     """Draw several explanations of one image as a grid: the image once, then each map over it, with
     its class, method, layer and number of warnings; the warnings themselves above. A colour bar
@@ -311,7 +307,7 @@ def grid(explanations: Sequence[Explanation]) -> Picture:
         )
     tiles = []
     for each in explanations:
-        warned = f", {counted(each.warnings, 'warning')}" if each.warnings else ""
+        warned = f", {counted(len(each.warnings), 'warning')}" if each.warnings else ""
         picture = heated(each.map, photo, signed=each.signed)
         tiles.append(
             CaptionedPicture(each.title, picture, f"{each.method} at {each.layer}{warned}")
@@ -319,7 +315,7 @@ def grid(explanations: Sequence[Explanation]) -> Picture:
     return sheet_of(
         photo,
         tiles,
-        f"{counted(tiles, 'map')} of one image",
+        f"{counted(len(tiles), 'map')} of one image",
         tuple(dict.fromkeys(warning for each in explanations for warning in each.warnings)),
         side=SIDE,
         bar=bar_of(signed=explanations[0].signed)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from cam.counts import counted
 from cam.errors import (
     InvalidImages,
     InvalidOption,
@@ -183,7 +184,9 @@ def check_labels(labels: Sequence[str], asked: Sequence[Sequence[Target]]) -> No
     for target in chain(*asked):
         index = target.index if isinstance(target, ClassTarget) else None
         if index is not None and index >= len(labels):
-            raise InvalidOption(f"there are {len(labels)} labels, and class {index} has none")
+            raise InvalidOption(
+                f"labels has {counted(len(labels), 'label')}, and class {index} has none"
+            )
 
 
 def methods_of(method: str | Sequence[str]) -> list[Method]:
@@ -274,8 +277,9 @@ def photos_of(model: nn.Module, images: Any, preprocess: Preprocess | None) -> A
         isinstance(tensor, Tensor) and tensor.ndim == 3 for tensor in made
     ):
         raise InvalidImages(
-            f"preprocess returned {', '.join(map(str, dict.fromkeys(shapes)))} for {len(made)} "
-            "photos; it returns one tensor (C, H, W) for a photo, of the same shape for all"
+            f"preprocess returned {', '.join(map(str, dict.fromkeys(shapes)))} for "
+            f"{counted(len(made), 'photo')}; it returns one tensor (C, H, W) for a photo, of the "
+            "same shape for all"
         )
     like = next(
         (parameter for parameter in model.parameters() if parameter.is_floating_point()),

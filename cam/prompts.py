@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from cam.counts import counted
 from cam.encoders import Tokens, library_of
 from cam.errors import InvalidPrompt, ModelError
 from cam.likeness import TextTarget
@@ -194,7 +195,8 @@ def left_out(text: str) -> tuple[tuple[str, ...], list[str]]:
     words = tuple(text.split())
     if not 2 <= len(words) <= MAX_WORDS:
         raise InvalidPrompt(
-            f"{text[:80]!r} has {len(words)} words; the importance of words needs 2 to {MAX_WORDS}"
+            f"{text[:80]!r} has {counted(len(words), 'word')}; the importance of words "
+            f"needs 2 to {MAX_WORDS}"
         )
     return words, [" ".join((*words[:turn], *words[turn + 1 :])) for turn in range(len(words))]
 

@@ -324,7 +324,7 @@ print({name.partition('.')[0] for name in sys.modules} & (large | {'sqlalchemy'}
 def test_cam_loads_a_module_when_one_of_its_names_is_used() -> None:
     """A client reads what answers hold, and needs neither pictures nor methods for that."""
     code = (
-        "import sys, cam.answers.answer, cam.drawing.placement, cam.progress; "
+        "import sys, cam.answers.answer, cam.counts, cam.drawing.placement, cam.progress; "
         "print({'cam.explanation', 'cam.methods', 'cv2', 'torch'} & {*sys.modules}); "
         "missing = [name for name in cam.__all__ if getattr(cam, name, None) is None]; "
         "print(missing, {*cam.__all__} ^ {*cam._HOME})"

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cam.activations.observations import Concept
+from cam.counts import counted
 from cam.errors import MethodUnsuited
 from cam.explanation import Map
 from cam.hooks.capture import Capture
@@ -52,8 +53,9 @@ def factorise(
     channels, height, width = features.shape
     if count > min(channels, height * width):
         raise MethodUnsuited(
-            f"layer {layer!r} has {channels} channels at {height * width} positions: at most "
-            f"{min(channels, height * width)} concepts, not {count}"
+            f"layer {layer!r} has {counted(channels, 'channel')} at "
+            f"{counted(height * width, 'position')}: at most "
+            f"{counted(min(channels, height * width), 'concept')}, not {count}"
         )
     flat = features.flatten(1)
     offset = flat.amin(1, keepdim=True).clamp(max=0)

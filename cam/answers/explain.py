@@ -33,6 +33,7 @@ from cam.answers.methods import OWN_PASSES, blurred, eagle, kept_by, likely, log
 from cam.answers.scores import scores_of
 from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
+from cam.counts import counted
 from cam.drawing.placement import Float
 from cam.errors import InvalidOption
 from cam.progress import finish
@@ -84,9 +85,9 @@ def answer_in_steps(
         memory = model.bytes_of(asked.length + most, **kept_by(model, options.method))
         if memory > MAX_BYTES:
             raise InvalidOption(
-                f"an answer of {most} tokens after {asked.length} of photo and question would take "
-                f"{memory:,} bytes; at most {MAX_BYTES:,} are allowed: fewer tokens, or a smaller "
-                "photo"
+                f"an answer of {counted(most, 'token')} after {asked.length} of photo and question "
+                f"would take {memory:,} bytes; at most {MAX_BYTES:,} are allowed: fewer tokens, or "
+                "a smaller photo"
             )
     own = OWN_PASSES.get(options.method)
     maps = _TokenMaps(model, asked) if options.method in READ_OFF else None

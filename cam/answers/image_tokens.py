@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cam.counts import counted
 from cam.drawing.placement import Box, Float, place
 from cam.errors import ModelError
 
@@ -84,7 +85,9 @@ def tiles_of(process: Process, model: Any, height: int, width: int, tokens: int)
         tile = _tile(numbers[:, ~breaks], part[:, ~breaks])
         tiles += [tile] if tile else []
     if first != tokens:
-        raise ModelError(f"the photo has {tokens} image tokens, and its tiles have {first}")
+        raise ModelError(
+            f"the photo has {counted(tokens, 'image token')}, and its tiles have {first}"
+        )
     if not tiles:
         raise ModelError(
             f"no image token shows a photo of {width} × {height} pixels without padding, so their "
@@ -204,7 +207,10 @@ def _packed(
     whole, rest = packed[: side * side].reshape(side, side, 2), packed[side * side :]
     lines = int(np.isinf(rest[:, 0]).sum())
     if len(rest) % max(lines, 1):
-        raise ModelError(f"{len(rest)} image tokens have {lines} line breaks, and form no grid")
+        raise ModelError(
+            f"{counted(len(rest), 'image token has', 'image tokens have')} "
+            f"{counted(lines, 'line break')}, and cannot form a grid"
+        )
     return [whole, rest.reshape(lines, -1, 2)] if lines else [whole]
 
 
@@ -212,7 +218,10 @@ def _side(patches: int, tokens: int) -> int:
     """Return how many patches lie side by side in a token, which is a square of them."""
     side = math.isqrt(patches // tokens) if tokens else 0
     if not side or side**2 * tokens != patches:
-        raise ModelError(f"{tokens} image tokens are not whole squares of {patches} patches")
+        raise ModelError(
+            f"{counted(patches, 'patch', 'patches')} cannot be divided into squares for "
+            f"{counted(tokens, 'image token')}"
+        )
     return side
 
 
@@ -227,7 +236,9 @@ def _of_patches(
     numbers = cells[:, 1] * columns + cells[:, 0]
     sizes = np.bincount(numbers)
     if rows * columns != tokens or len(set(sizes)) > 1:
-        raise ModelError(f"{tokens} image tokens are not a grid of {rows} × {columns}")
+        raise ModelError(
+            f"{counted(tokens, 'image token')} cannot form a grid of {rows} × {columns}"
+        )
     patches = where[real][np.argsort(numbers, kind="stable")]
     return _mean(patches.reshape(tokens, -1, 1, 2)).reshape(rows, columns, 2)
 
@@ -247,8 +258,8 @@ def _of_pictures(where: NDArray[np.float64], tokens: int) -> list[NDArray[np.flo
     columns = each // rows if rows else 0
     if left or not rows or rows * columns != each or height % rows or width % columns:
         raise ModelError(
-            f"{tokens} image tokens do not divide {len(pictures)} pictures of {width} × {height} "
-            "pixels into a grid"
+            f"{counted(tokens, 'image token')} cannot divide {counted(len(pictures), 'picture')} "
+            f"of {width} × {height} pixels into a grid"
         )
     return [_blocks(picture, rows, columns) for picture in pictures]
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cam.answers.answer import LEAST_SIDE
 from cam.answers.encoding import Encoding, Prefix, first_of
 from cam.answers.image_tokens import Tile, tiles_of
+from cam.counts import counted
 from cam.errors import InvalidImages, InvalidPrompt, ModelError
 from cam.prompts import has_control_characters
 
@@ -525,8 +526,8 @@ class VisionLanguageModel:
         features = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
         if len(features) != len(asked.image):
             raise ModelError(
-                f"the model makes {len(features)} embeddings of a photo that has "
-                f"{len(asked.image)} image tokens"
+                f"the model makes {counted(len(features), 'embedding')} of a photo that has "
+                f"{counted(len(asked.image), 'image token')}"
             )
         if not features.isfinite().all():
             raise ModelError("the embeddings that the model makes of a photo are not finite")

@@ -35,6 +35,7 @@ from cam.clusters.suspects import (
     unsteadiness,
 )
 from cam.clusters.use import Uses
+from cam.counts import counted
 from cam.drawing.placement import Float
 from cam.errors import InvalidImages, InvalidOption
 
@@ -162,7 +163,10 @@ def find_clusters(
     if by == "use" and uses is None:
         raise InvalidOption("by is 'use', which needs what was used for each map")
     if photos is not None and len(photos) != gridded.count:
-        raise InvalidImages(f"there are {len(photos)} photos for {gridded.count} maps")
+        raise InvalidImages(
+            f"{counted(len(photos), 'photo is', 'photos are')} given for "
+            f"{counted(gridded.count, 'map')}"
+        )
     # Sums of several threads are added in another order in every run. Only libraries that are
     # loaded already are limited, so they are loaded here.
     import scipy.linalg
@@ -180,7 +184,9 @@ def _uses(used: Sequence[NDArray[np.floating[Any]] | None] | None, gridded: Grid
     if used is None:
         return None
     if len(used) != gridded.count:
-        raise InvalidOption(f"used has {len(used)} vectors for {gridded.count} maps")
+        raise InvalidOption(
+            f"used has {counted(len(used), 'vector')} for {counted(gridded.count, 'map')}"
+        )
     known = [values for index in gridded.kept if (values := used[index]) is not None]
     if len(known) < len(gridded.kept) or not known:
         return None
@@ -197,7 +203,7 @@ def _cut(evidence: Evidence) -> tuple[int, int]:
 
 def too_few(count: int) -> str:
     """Return why as many maps are not split, as a sentence without a full stop."""
-    maps = "1 map is" if count == 1 else f"{count} maps are"
+    maps = counted(count, "map is", "maps are")
     return f"{maps} too few to be split into clusters; {FEWEST} are needed"
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
+from cam.counts import counted
 from cam.errors import NotLogits
 from cam.outputs.reading import are_shares
 
@@ -159,15 +160,18 @@ def class_count(form: DetectionForm, channels: int, known: int | None) -> int:
         points = channels - before - known
         if points <= 0 or (points % 2 and points % 3):
             raise ValueError(
-                f"of {channels} numbers of a box, {before} are the box and {known} classes, so "
-                f"{points} would be key points of 2 or 3 numbers each"
+                f"of {counted(channels, 'number')} of a box, {before} are the box and "
+                f"{counted(known, 'class', 'classes')}, so {points} would be key points of 2 or 3 "
+                "numbers each"
             )
         return known
     count = channels - before - behind
     if count < 1 or known not in (None, count):
-        have = "none" if count < 1 else f"{count}"
+        have = "none of them classes"
+        if count > 0:
+            have = counted(count, "of them a class", "of them classes")
         many = "" if known is None else f", but the model has {known}"
-        raise ValueError(f"its boxes have {channels} numbers, {have} of them classes{many}")
+        raise ValueError(f"its boxes have {counted(channels, 'number')}, {have}{many}")
     return count
 
 

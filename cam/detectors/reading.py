@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from cam.counts import counted
 from cam.detectors.forms import (
     COLUMNS,
     DetectionForm,
@@ -256,7 +257,7 @@ def _labelled(
         centred: whether the first four are centre and sides in 0 … 1, and not edges in pixels.
     """
     if said.shape[1] < 6:
-        raise ValueError(f"{said.shape[1]} numbers of a box, of at least 6")
+        raise ValueError(f"{counted(said.shape[1], 'number')} of a box, of at least 6")
     boxes, scores, labels = said[:, :4], said[:, 4], said[:, 5].detach()
     _check_shares(scores)
     if not are_labels(labels):

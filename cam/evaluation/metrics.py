@@ -15,6 +15,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from cam.counts import counted
 from cam.errors import InvalidOption
 from cam.extensions import added
 from cam.methods.method import Function
@@ -212,7 +213,9 @@ def _substrate(what: Substrate) -> str:
 
 
 def _steps(options: MetricOptions) -> str:
-    return f"steps of {FINE_STEP} pixels" if options.steps == "fine" else f"{options.steps} steps"
+    if options.steps == "fine":
+        return f"steps of {FINE_STEP} pixels"
+    return counted(options.steps, "step")
 
 
 def _curve(what: str) -> Callable[[MetricOptions], str]:
@@ -403,8 +406,9 @@ _BUILT_IN: Final[dict[str, Metric]] = {
             lambda options: (
                 "Yeh et al., NeurIPS 2019 (sensitivity-max): greatest "
                 + ("‖m − m′‖ / ‖m‖" if options.scale_free else "‖m − m′‖")
-                + f" over {options.samples} images with uniform noise of ±{options.radius:g} on "
-                "the preprocessed image; maps at the layer's size, not scaled"
+                + f" over {counted(options.samples, 'image')} with uniform noise of "
+                f"±{options.radius:g} on the preprocessed image; maps at the layer's size, not "
+                "scaled"
             ),
             maps=lambda options: options.samples,
             baselines=("edges",),

@@ -15,6 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from cam.counts import counted
 from cam.errors import MethodUnsuited, NoGradientPath
 from cam.hooks.grids import Grid
 from cam.hooks.inference import evaluating
@@ -342,8 +343,10 @@ def _by_block(
     }
     if not len(matrices) == len(blocks) == len(sequences):
         raise MethodUnsuited(
-            f"it needs a transformer of blocks with one attention each: this model has "
-            f"{len(matrices)} attentions and {len(sequences)} blocks that return their tokens"
+            "it needs a transformer of blocks with one attention each: this model has "
+            f"{counted(len(matrices), 'attention')} and "
+            f"{counted(len(sequences), 'block that returns its', 'blocks that return their')} "
+            "tokens"
         )
     return grid, matrices, sequences
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from cam.counts import counted
 from cam.errors import MethodUnsuited
 
 SOFTMAXES: Final = frozenset(
@@ -286,7 +287,10 @@ class _Attention(TorchFunctionMode):
         why = None
         pools = queries != keys == self._tokens
         if queries != keys and not (pools and self._pools):
-            why = f"has {queries} queries and {keys} keys, which are pooled or of another sequence"
+            why = (
+                f"has {queries} queries and {counted(keys, 'key')}, which are pooled or of another "
+                "sequence"
+            )
             if queries == 1:
                 why = (
                     f"has one query for {keys} keys: a class token or a pooling that attends alone"
@@ -296,7 +300,7 @@ class _Attention(TorchFunctionMode):
         elif matrix.ndim != 4 or len(matrix) != 1:
             why = "joins tokens within windows or blocks"
         elif self._tokens not in (None, keys):
-            why = f"joins {self._tokens} tokens in one layer and {keys} in another"
+            why = f"joins {counted(self._tokens, 'token')} in one layer and {keys} in another"
         elif not _sums_to_one(matrix):
             why = "is changed after its softmax: its rows no longer sum to 1"
         elif hides:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from cam.counts import counted
 from cam.errors import UnsuitedActivation
 from cam.hooks.inference import evaluating
 from cam.outputs.kind import kinds
@@ -302,8 +303,8 @@ class _Trial:
         if shape == tuple(self.image.shape[1:]) and shape[0] > 1:
             raise UnsuitedActivation(
                 f"the model's output has the shape of its input, {shape}, as a picture has that an "
-                f"autoencoder makes: if it has scores of {shape[0]} classes at each pixel, say so "
-                "with activation (softmax or sigmoid), or name the classes"
+                f"autoencoder makes: if it has scores of {counted(shape[0], 'class', 'classes')} "
+                "at each pixel, say so with activation (softmax or sigmoid), or name the classes"
             )
 
     def _has_length_1(self, first: Tensor) -> bool:

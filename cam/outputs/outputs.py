@@ -11,6 +11,7 @@ from typing import Any, Final, overload
 import torch
 from torch import Tensor, nn
 
+from cam.counts import counted
 from cam.errors import LayerDidNotRun, NotLogits, ScriptedModel, unknown_layer
 from cam.hooks.calls import Modules, hooked
 from cam.hooks.grids import Located
@@ -267,7 +268,10 @@ def one_each(outputs: Outputs, images: Tensor) -> Outputs:
         NotLogits: if there are more or fewer outputs than images, or if an output has no class.
     """
     if len(outputs) != len(images):
-        raise NotLogits(f"the model's output has {len(outputs)} rows for {len(images)} images")
+        raise NotLogits(
+            f"the model's output has {counted(len(outputs), 'row')} for "
+            f"{counted(len(images), 'image')}"
+        )
     if outputs.detections is None and not outputs.numbers.numel():
         raise NotLogits("the model's output has no class")
     return outputs

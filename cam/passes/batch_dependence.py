@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from cam.counts import counted
 from cam.hooks.inference import evaluating
 from cam.outputs.output import Output
 from cam.outputs.outputs import forward, outputs_of, size_of, watching
@@ -174,7 +175,7 @@ def _middle(
             model=model,
         )
     if len(outputs) != len(images):
-        raise ValueError(f"it has {len(outputs)} outputs")
+        raise ValueError(f"it has {counted(len(outputs), 'output')}")
     intermediate = {
         f"the output of {name!r}": values
         for name in names

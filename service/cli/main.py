@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cam.counts import counted
 from service import __version__
 from service.core.errors import ConfigError, Problem
 from service.core.logs import tell_mistake
@@ -131,7 +132,7 @@ def _serve(settings: Settings) -> int:
             return supervise(listening, settings, entries)
         if settings.doors:
             raise ConfigError(
-                f"{settings.doors} doors need a supervisor: "
+                f"{counted(settings.doors, 'door needs', 'doors need')} a supervisor: "
                 "set GRADCAM_SUPERVISE=1, or GRADCAM_DOORS=0"
             )
         # These import torch, which a supervisor does not need.

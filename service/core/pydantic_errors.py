@@ -10,6 +10,8 @@ from typing import Final
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from cam.counts import counted
+
 WORDS: Final = {
     "missing": "it is missing",
     "extra_forbidden": "there is no such key",
@@ -29,15 +31,15 @@ WORDS: Final = {
     "less_than_equal": "it should be at most {le}",
     "string_type": "it should be text",
     "string_unicode": "it should be text in UTF-8",
-    "string_too_short": "it should have at least {min_length} characters",
-    "string_too_long": "it should have at most {max_length} characters",
+    "string_too_short": "it should have at least {min_length}",
+    "string_too_long": "it should have at most {max_length}",
     "string_pattern_mismatch": "it should fit the pattern {pattern}",
     "literal_error": "it should be {expected}",
     "list_type": "it should be a list",
     "tuple_type": "it should be a list",
     "frozen_set_type": "it should be a list",
-    "too_short": "it should have at least {min_length} items",
-    "too_long": "it should have at most {max_length} items",
+    "too_short": "it should have at least {min_length}",
+    "too_long": "it should have at most {max_length}",
     "dict_type": "it should be an object",
     "model_type": "it should be an object",
     "model_attributes_type": "it should be an object",
@@ -55,8 +57,12 @@ def mistake(error: ErrorDetails) -> str:
     words = WORDS.get(error["type"])
     if words is None:
         return error["msg"]  # of a type of ours, whose sentence is ours, too
-    said = words.format(**error.get("ctx", {}))
-    return said.replace(" 1 characters", " 1 character").replace(" 1 items", " 1 item")
+    of = "character" if error["type"].startswith("string") else "item"
+    known = {
+        name: counted(value, of) if name in ("min_length", "max_length") else value
+        for name, value in error.get("ctx", {}).items()
+    }
+    return words.format(**known)
 
 
 def range_of(schema: type[BaseModel], name: str, kind: str = "number") -> str | None:

@@ -21,6 +21,7 @@ from time import perf_counter
 from traceback import clear_frames
 from typing import Generic, TypeVar
 
+from cam.counts import counted
 from service.backend.answers import Outcome
 from service.core.pool import Priority
 
@@ -226,7 +227,8 @@ class Batcher(Generic[Item, Result]):
         if len(self._queue) >= self._max_queue:
             self._queue = deque(e for e in self._queue if not e.future.cancelled())
         if len(self._queue) >= self._max_queue and begun is None:
-            raise self._failed(item, BatcherFull(f"{len(self._queue)} items are waiting"))
+            waiting = counted(len(self._queue), "item is", "items are")
+            raise self._failed(item, BatcherFull(f"{waiting} waiting"))
         future: asyncio.Future[Outcome[Result]] = asyncio.get_running_loop().create_future()
         now = perf_counter()
         background = self._priority(item) == "background"
@@ -420,7 +422,7 @@ class Batcher(Generic[Item, Result]):
         except BaseException as error:
             return RuntimeError(f"a {type(error).__name__} escaped: {error}")
         if isinstance(results, Sequence) and len(results) != count:
-            return RuntimeError(f"{len(results)} results for a batch of {count}")
+            return RuntimeError(f"{counted(len(results), 'result')} for a batch of {count}")
         return results
 
     def _settle(

@@ -199,7 +199,8 @@ class ModelManager:
             raise Conflict(f"there is a model {entry.name!r} already; DELETE it first")
         if most is not None and len(self._lifecycles) >= most:
             raise Conflict(
-                f"there are {len(self._lifecycles)} models, which is the maximum; DELETE one first"
+                f"the number of models is {len(self._lifecycles)}, which is the maximum; DELETE "
+                "one first"
             )
         self._lifecycles[entry.name] = self._lifecycle(entry, essential=False)
         self._journal.add(entry)

@@ -11,6 +11,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from cam.counts import counted
 from service.core.errors import (
     MalformedRequest,
     Problem,
@@ -76,7 +77,8 @@ async def read_instances(
 def _limit(count: int, max_instances: int) -> None:
     if count > max_instances:
         raise TooManyInstances(
-            f"the request has {count} instances; at most {max_instances} are allowed"
+            f"the request has {count} instances; at most {counted(max_instances, 'is', 'are')} "
+            "allowed"
         )
 
 
@@ -127,7 +129,8 @@ class _Files:
 
     def begin(self) -> None:
         if len(self.found) == self._most:  # those that follow are not counted
-            raise TooManyInstances(f"the request has more than the {self._most} instances allowed")
+            most = counted(self._most, "instance")
+            raise TooManyInstances(f"the request has more than the {most} allowed")
         self._pieces = []
 
     def piece(self, data: bytes) -> None:

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
+from cam.counts import counted
 from service.core.errors import RETRY_AFTER_SECONDS, QueueFull
 from service.core.metrics import Metrics
 from service.limits.adaptive_limit import LEAST, AdaptiveLimit, Allowed, without_end
 from service.limits.counters import LocalCounts, ServiceCounts
 
-IMAGES: Final = "images"
-COSTLY: Final = "costly images"
+IMAGES: Final = "image"
+COSTLY: Final = "costly image"
 BODY_SECONDS: Final = 0.25
 """Time after which a request whose body has not arrived loses its place until it has."""
 ACTIVE_SECONDS: Final = 1.0
@@ -226,8 +227,8 @@ class Admission:
             # A request that is larger than the room is admitted if the room is empty.
             if held and held + number > room:
                 raise self.refuse(
-                    f"{held} {kind} are in progress for model {model!r}; at most {room} are "
-                    "allowed",
+                    f"{counted(held, f'{kind} is', f'{kind}s are')} in progress for model "
+                    f"{model!r}; at most {counted(room, 'is', 'are')} allowed",
                     RETRY_AFTER_SECONDS,
                     reason="queue full",
                 )
@@ -305,8 +306,8 @@ class _Model:
         if is_costly:
             if self._costly and self._costly + weight > half:
                 raise self._admission.refuse(
-                    f"{self._costly} costly images are in progress for model {self._name!r}; at "
-                    f"most {half} are allowed",
+                    f"{counted(self._costly, 'costly image is', 'costly images are')} in progress "
+                    f"for model {self._name!r}; at most {counted(half, 'is', 'are')} allowed",
                     self._retry_after(self._costly_seconds),
                     reason="limit",
                 )
@@ -368,14 +369,15 @@ class _Model:
 
     def _refused(self, place: AdmittedRequest) -> QueueFull:
         taken, rate = self._counts.total(self._places), self._limit.rate
-        why = f"at most {self._limit.number(place.seconds)} are allowed"
+        why = f"at most {counted(self._limit.number(place.seconds), 'is', 'are')} allowed"
         if rate:
             why = (
                 f"it answers {rate:.3g} a second, and a request may take "
                 f"{self._limit.allowed(place.seconds):.3g} s"
             )
         return self._admission.refuse(
-            f"{taken} requests are in progress for model {self._name!r}; {why}",
+            f"{counted(taken, 'request is', 'requests are')} in progress for model "
+            f"{self._name!r}; {why}",
             self._retry_after(taken / rate if rate else 0),
             reason="limit",
         )

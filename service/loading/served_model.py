@@ -26,6 +26,7 @@ from cam import (
     resolve_reading,
 )
 from cam.answers.vision_language import TRIAL
+from cam.counts import counted
 from cam.errors import NoTargetLayer, UnsuitedActivation, did_you_mean
 from cam.hooks.grids import grid_in_words
 from cam.layers import AUTO_LAYER, declare_layers, declared_layers, method_layers
@@ -485,8 +486,9 @@ def _unnamed(
     (number, *_) = said.numbers[0].shape
     at = " at each pixel" if said.kind == "segments" else ""
     reason = (
-        f"nothing says what the model's outputs are: they are read as logits of {number} classes"
-        f"{at} ({reading.activation}); labels, kind or activation of its entry says it"
+        "nothing says what the model's outputs are: they are read as logits of "
+        f"{counted(number, 'class', 'classes')}{at} ({reading.activation}); labels, kind or "
+        "activation of its entry says it"
     )
     log.warning("model %s: %s", entry.name, reason)
     return reason
@@ -532,8 +534,9 @@ def _checked(
     if binary and len(labels) == 1:
         return _two(labels)
     if classes is not None and len(labels) != classes:
-        what = "values" if said.kind == "value" else "classes"
-        many = f"{entry.labels} has {len(labels)} labels, but the model has {classes} {what}"
+        what = ("value", "values") if said.kind == "value" else ("class", "classes")
+        named, own = counted(len(labels), "label"), counted(classes, *what)
+        many = f"{entry.labels} has {named}, but the model has {own}"
         one = ", a negative and a positive one, for its one output; name both, or the positive one"
         raise entry.mistake("labels", many + one * binary)
     return labels

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from cam.counts import counted
 from service.core.errors import one_line
 from service.core.files import why_unreadable
 
@@ -90,10 +91,11 @@ def load_weights(module: nn.Module, state: State) -> Head | None:
     """
     found = compared(module, state)
     if counts := found.sizes:
+        classes = counted(counts.given, "class", "classes")
         raise WeightsError(
-            f"it has {counts.given} classes ({counts.name!r} is "
-            f"{_sides(found.state[counts.name].shape)}), and the model has {counts.own}; name "
-            f"{counts.given} labels, or let the factory make a model of {counts.given} classes"
+            f"it has {classes} ({counts.name!r} is {_sides(found.state[counts.name].shape)}), and "
+            f"the model has {counts.own}; name {counted(counts.given, 'label')}, or let the "
+            f"factory make a model of {classes}"
         )
     module.load_state_dict(found.state)
     return found.head
@@ -131,8 +133,9 @@ def compared(module: nn.Module, state: State) -> Compared:
     missing, unknown = [*(own.keys() - state.keys())], [*(state.keys() - own.keys())]
     if missing or unknown:
         said = [
-            f"{len(names)} tensors {what}, such as {sorted(names)[0]!r}"
-            for names, what in ((missing, "are missing"), (unknown, "are unknown to the model"))
+            f"{counted(len(names), 'tensor is', 'tensors are')} {what}, such as "
+            f"{sorted(names)[0]!r}"
+            for names, what in ((missing, "missing"), (unknown, "unknown to the model"))
             if names
         ]
         raise WeightsError(f"it does not fit the model: {', and '.join(said)}")
@@ -146,8 +149,9 @@ def compared(module: nn.Module, state: State) -> Compared:
     if other:
         name = other[0]
         raise WeightsError(
-            f"it does not fit the model: {len(other)} tensors have other shapes, such as {name!r}: "
-            f"{_sides(state[name].shape)} in the file, {_sides(own[name].shape)} in the model"
+            f"it does not fit the model: {counted(len(other), 'tensor has', 'tensors have')} "
+            f"another shape, such as {name!r}: {_sides(state[name].shape)} in the file, "
+            f"{_sides(own[name].shape)} in the model"
         )
     return Compared(state, head, None, left_out)
 

@@ -34,6 +34,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
+from cam.counts import counted
 from service.core.errors import (
     ImageTooLarge,
     InvalidTarget,
@@ -174,7 +175,7 @@ def _check_size(image: ImageFile, size: int, max_pixels: int) -> None:
         raise ImageTooLarge(
             f"the image has {image.width} × {image.height} = "
             f"{image.width * image.height / 1e6:.1f} megapixels; "
-            f"at most {max_pixels / 1e6:g} are allowed"
+            f"at most {counted(max_pixels / 1e6, 'is', 'are', 'g')} allowed"
         )
     if max(image.size) > MAX_SIDE:
         raise ImageTooLarge(
@@ -198,13 +199,13 @@ def _as_problems(data: bytes, max_pixels: int) -> Iterator[None]:
     except Problem:
         raise
     except UnidentifiedImageError:
-        raise UndecodableImage(f"the {len(data)} bytes are not a {NAMES} image") from None
+        file = counted(len(data), "byte is", "bytes are")
+        raise UndecodableImage(f"the {file} not a {NAMES} image") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        counted = re.search(r"\((\d+) pixels\)", str(error))
-        said = f"{int(counted[1]) / 1e6:.0f} megapixels; " if counted else "too many pixels; "
-        raise ImageTooLarge(
-            f"the image has {said}at most {max_pixels / 1e6:g} megapixels are allowed"
-        ) from None
+        found = re.search(r"\((\d+) pixels\)", str(error))
+        said = counted(round(int(found[1]) / 1e6), "megapixel") if found else "too many pixels"
+        most = counted(max_pixels / 1e6, "megapixel is", "megapixels are", "g")
+        raise ImageTooLarge(f"the image has {said}; at most {most} allowed") from None
     except Exception as error:
         # Decoders raise nearly any exception on malicious bytes; none is a defect of the service.
         reason = " ".join(str(error).split())[:120] or type(error).__name__

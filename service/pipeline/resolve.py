@@ -13,6 +13,7 @@ from itertools import chain
 from PIL import Image
 
 from cam import METHODS, ClassTarget, Question, Target, UnitTarget
+from cam.counts import counted
 from cam.errors import MethodUnsuited
 from service.backend.work import ReadText
 from service.core.errors import (
@@ -70,8 +71,8 @@ def questions_of(model: ModelInfo, parameters: Parameters) -> tuple[Question, ..
         several = f" by {len(questions)} methods" if len(questions) > 1 else ""
         several += f", with {parameters.reasons} reasons each," if parameters.reasons > 1 else ""
         raise InvalidParameter(
-            f"{len(targets)} targets at {layers} layers{several} have {maps} maps; at most "
-            f"{MAX_MAPS} of an image are allowed"
+            f"{counted(len(targets), 'target')} at {counted(layers, 'layer')}{several} would have "
+            f"{maps} maps; at most {MAX_MAPS} of an image are allowed"
         )
     return tuple(questions)
 

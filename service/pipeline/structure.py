@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from cam.counts import counted
 from service.core.errors import ImageTooLarge, UndecodableImage
 
 MAX_SCANS: Final = 100
@@ -159,10 +160,12 @@ def _check_layout(layout: dict[int, int], parts: int, max_pixels: int) -> None:
     if tile[0] * tile[1] > max_pixels:
         raise ImageTooLarge(
             f"the image has tiles of {tile[0]} × {tile[1]} pixels; "
-            f"at most {max_pixels / 1e6:g} megapixels are allowed"
+            f"at most {counted(max_pixels / 1e6, 'megapixel is', 'megapixels are', 'g')} allowed"
         )
     across = -(-layout[WIDTH] // tile[0]) if tile[0] else 1
     down = -(-layout[LENGTH] // (tile[1] or max(layout[ROWS], 1)))
     needed = max(across * down, 1) * (layout[SAMPLES] if layout[PLANAR] == 2 else 1)
     if parts > needed:
-        raise UndecodableImage(f"the image has {parts} strips or tiles where {needed} are enough")
+        raise UndecodableImage(
+            f"the image has {parts} strips or tiles where {counted(needed, 'is', 'are')} enough"
+        )

@@ -159,7 +159,7 @@ def test_the_names_of_classes() -> None:
     assert explain(model, x, target=1)[0].label is None
     with pytest.raises(CamError, match="no label 'dgo'; did you mean 'dog'"):
         explain(model, x, target="dgo", labels=names)
-    with pytest.raises(CamError, match="there are 1 labels, and class 1 has none"):
+    with pytest.raises(CamError, match="labels has 1 label, and class 1 has none"):
         explain(model, x, target=1, labels=["cat"])
     model.config = SimpleNamespace(id2label={0: "cat"})  # type: ignore[assignment]
     (found_,) = explain(model, x, target=1)

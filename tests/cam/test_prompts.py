@@ -287,7 +287,7 @@ def test_a_word_counts_what_the_score_loses_without_it() -> None:
     assert told.words[0][1] == pytest.approx(whole.score - without.score, abs=1e-4)
     np.testing.assert_array_equal(told.map, whole.map)
     assert whole.words == ()
-    with pytest.raises(InvalidPrompt, match="'cat' has 1 words; the importance"):
+    with pytest.raises(InvalidPrompt, match="'cat' has 1 word; the importance"):
         classifier.text_target("cat", words=True)
 
 

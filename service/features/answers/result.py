@@ -10,6 +10,7 @@ from PIL import Image
 
 from cam import ExplainedAnswer, Explanation, TextTarget
 from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
+from cam.counts import counted
 from cam.drawing.overlay import Picture
 from cam.drawing.placement import Float
 from cam.drawing.sheet import CaptionedPicture, sheet_of
@@ -176,8 +177,8 @@ def _warnings(answer: ExplainedAnswer) -> list[str]:
         warnings.append("the model ended its answer without a word")
     if not answer.finished:
         warnings.append(
-            f"the answer was cut off after {len(answer.tokens)} tokens; a larger max_tokens, or a "
-            "longer time, allows more"
+            f"the answer was cut off after {counted(len(answer.tokens), 'token')}; a larger "
+            "max_tokens, or a longer time, allows more"
         )
     if answer.method in BLIND:
         warnings.append(f"{answer.method} does not depend on the word that is said: a baseline")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cam.clusters import own_places
+from cam.counts import counted
 from cam.evaluation.chance import outcome
 from cam.evaluation.verdict import COMPARED, NAMED, listed
 from service.features.audit.plan import LEAST_PHOTOS, name_of
@@ -55,8 +56,10 @@ def _grids(records: Sequence[PhotoRecord]) -> list[Finding]:
     if not records or count >= LEAST_PHOTOS:
         return []
     causes = Counter(record.grid_problem for record in records if record.grid_problem)
-    why = "; ".join(f"for {_photos(number)}, {cause}" for cause, number in causes.most_common())
-    measured = f"on only {_photos(count)} of {len(records)}"
+    why = "; ".join(
+        f"for {counted(number, 'photo')}, {cause}" for cause, number in causes.most_common()
+    )
+    measured = f"on only {counted(count, 'photo')} of {len(records)}"
     return [
         Finding(
             kind="few photos for grids" if count else "no photo for grids",
@@ -68,23 +71,18 @@ def _grids(records: Sequence[PhotoRecord]) -> list[Finding]:
     ]
 
 
-def _photos(count: int) -> str:
-    return "1 photo" if count == 1 else f"{count} photos"
-
-
 def _too_few(audit: Audit) -> list[Finding]:
     """Find that too few photos could be measured, or none."""
     if audit.photos >= LEAST_PHOTOS:
         return []
     if audit.photos:
-        were = "photo was" if audit.photos == 1 else "photos were"
         sentence = (
-            f"Only {audit.photos} {were} measured; {LEAST_PHOTOS} or more are needed to recommend "
-            "a method."
+            f"Only {counted(audit.photos, 'photo was', 'photos were')} measured; {LEAST_PHOTOS} or "
+            "more are needed to recommend a method."
         )
     elif audit.failed:
         first, *others = audit.failed
-        more = f" (and {len(others)} more photos failed)" if others else ""
+        more = f" (and {counted(len(others), 'more photo')} failed)" if others else ""
         sentence = f"No photo could be measured. {first.item}: {first.reason}{more}."
     else:
         sentence = "No photo was measured."

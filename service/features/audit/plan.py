@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cam import METHODS, ClassTarget, Question
+from cam.counts import counted
 from cam.evaluation.metrics import DEFAULTS, METRICS, MetricOptions
 from cam.methods import INPUT
 from service.core.choices import Fit
@@ -158,8 +159,8 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
     """
     if total < LEAST_PHOTOS:
         raise InvalidParameter(
-            f"there {'is' if total == 1 else 'are'} {total} photo{'' if total == 1 else 's'}; an "
-            f"audit needs {LEAST_PHOTOS} or more"
+            f"there {'is' if total == 1 else 'are'} {counted(total, 'photo')}; an audit needs "
+            f"{LEAST_PHOTOS} or more"
         )
     if model.kind != "classes":
         raise InvalidParameter(
@@ -189,8 +190,8 @@ def plan_of(model: ModelInfo, parameters: Parameters, total: int) -> Plan:
         questions += questions_of(model, parameters.model_copy(update=changes))
     if len(tuple(_arms(questions))) > MAX_MAPS:
         raise InvalidParameter(
-            f"{len(methods)} methods at these layers are more than {MAX_MAPS} maps of a photo; "
-            "name fewer"
+            f"{counted(len(methods), 'method')} at these layers would make more than {MAX_MAPS} "
+            "maps of a photo; name fewer"
         )
     return Plan(tuple(questions), metrics, total, model.preprocessing.resolved(parameters.fit))
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cam.counts import counted
 from cam.evaluation.chance import FEWEST, Interval, interval, least_difference
 from cam.evaluation.metrics import METRICS
 from cam.evaluation.verdict import listed
@@ -171,7 +172,7 @@ def why_none(
     """
     needed = f"a recommendation needs {LEAST_PHOTOS} or more"
     if measured < LEAST_PHOTOS:
-        photos = "1 photo was" if measured == 1 else f"{measured or 'no'} photos were"
+        photos = counted(measured, "photo was", "photos were") if measured else "no photos were"
         return f"{photos} measured, and {needed}"
     if len(arms) == 1:
         return f"only {name_of(arms[0])} was measured, and there is nothing to compare it with"
@@ -185,7 +186,7 @@ def why_none(
         return "neither localisation nor a metric of faithfulness could be measured"
     compared = min(map(len, points.values()))
     if compared < LEAST_PHOTOS:
-        return f"the methods could be compared on {compared} photos, and {needed}"
+        return f"the methods could be compared on {counted(compared, 'photo')}, and {needed}"
     kinds = len({_key(point) for point in points.values()})
     if kinds == 1:
         return f"{listed(list(points))} score the same on each photo"
@@ -291,4 +292,5 @@ def _lead(arm: ArmSummary, worse: list[str], others: int) -> str:
     within = ""
     if arm.points.low is not None and arm.points.high is not None:
         within = f" ({arm.points.low:.0%} to {arm.points.high:.0%})"
-    return f"it beats {arm.points.mean:.0%} of the {others} other methods on a photo{within}"
+    methods = counted(others, "other method")
+    return f"it beats {arm.points.mean:.0%} of the {methods} on a photo{within}"

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from cam import METHODS, ClassTarget
+from cam.counts import counted
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions
 from service.backend.work import Evaluate
@@ -104,7 +105,7 @@ async def _audit(run: Run, most: int, within: float | None) -> Audit:
     cancel_at_sigterm()
     configuration, console = run.configuration, run.console
     with open_inputs(run.source, configuration.output) as inputs:
-        say(f"{len(inputs.ids)} photos; loading the model.", console)
+        say(f"{counted(len(inputs.ids), 'photo')}; loading the model.", console)
         async with local_session(run.settings, run.model, spread=True) as session:
             served = session.replicas.model
             names = chosen(inputs.ids, most)
@@ -220,7 +221,8 @@ class Estimate:
 
     def told(self, plan: Plan) -> str:
         return (
-            f"{plan.total} photos, {len(plan.arms)} methods at layers: at most about "
+            f"{counted(plan.total, 'photo')}, "
+            f"{counted(len(plan.arms), 'method at a layer', 'methods at layers')}: at most about "
             f"{in_words(self.of(plan))} ({_passes(plan):,} passes of {1000 * self.seconds:.1f} ms)."
         )
 
@@ -289,7 +291,7 @@ def fitting(plan: Plan, estimate: Estimate | None, within: float, *, free: bool)
         methods.pop()
     if estimate.of(least) > within:
         raise ConfigError(
-            f"{LEAST_PHOTOS} photos and {len(methods)} methods take about "
+            f"{LEAST_PHOTOS} photos and {counted(len(methods), 'method')} take about "
             f"{in_words(estimate.of(least))}, which is more than {in_words(within)}; allow that "
             "time, or name fewer methods, layers or metrics"
         )

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from cam import METHODS
+from cam.counts import counted
 from cam.evaluation.chance import Interval, interval
 from cam.evaluation.metrics import METRICS, MetricOptions
 from cam.evaluation.similarity import Similarity
@@ -239,19 +240,19 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
         if record.arms
     ]
     sanity, stages = sum(map(bool, checked)), max(checked, default=0)
-    count = "1 stage" if stages == 1 else f"{stages} stages"
+    count = counted(stages, "stage")
     cost = sum(any(arm.milliseconds for arm in record.arms.values()) for record in records)
     return {
         "sanity": (
             "Adebayo et al., Sanity Checks for Saliency Maps, NeurIPS 2018: cascading "
-            f"randomisation in {count}, from the layer of the logits alone to all layers "
-            f"({STAGES} stages, if as many modules have weights); each weight tensor is drawn from "
-            "the normal distribution with its own mean and standard deviation, and running "
-            "statistics stay; similarity of the maps to those of the unchanged model: Spearman's "
-            "rank correlation with and without the sign at the layer's size, structural similarity "
-            "and correlation of histograms of oriented gradients at 64 × 64 pixels, and 0 for a "
-            f"map that is gone; on {sanity} of the {len(records)} photos, evenly spaced, at most "
-            f"{SANITY_PHOTOS}; a map whose rank correlation without sign is above "
+            f"randomisation in {count}, from the layer of the logits alone to all layers ({STAGES} "
+            "stages, if as many modules have weights); each weight tensor is drawn from the "
+            "normal distribution with its own mean and standard deviation, and running statistics "
+            "stay; similarity of the maps to those of the unchanged model: Spearman's rank "
+            "correlation with and without the sign at the layer's size, structural similarity and "
+            "correlation of histograms of oriented gradients at 64 × 64 pixels, and 0 for a map "
+            f"that is gone; on {sanity} of the {counted(len(records), 'photo')}, evenly spaced, at "
+            f"most {SANITY_PHOTOS}; a map whose rank correlation without sign is above "
             f"{SHOWS_THE_PHOTO:g}, as the mean over the stages from the first one that changes it "
             "on, and with the lower end of its interval, shows the photo, not the model"
         ),
@@ -271,7 +272,7 @@ def _conventions(records: Sequence[PhotoRecord]) -> dict[str, str]:
             "not compared with the others"
         ),
         "cost": (
-            f"median time of a map alone, on {cost} photos, from "
+            f"median time of a map alone, on {counted(cost, 'photo')}, from "
             "preprocessed pixels to the small map, on the machine of the audit"
         ),
         "points": (

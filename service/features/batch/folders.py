@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+from cam.counts import counted
 from service.core.errors import ConfigError
 
 JPEG: Final = (".jpg", ".jpeg", ".jpe", ".jfif")
@@ -38,7 +39,7 @@ def of_other_kinds(names: Collection[str]) -> str:
         return ""
     named = ", ".join(sorted(names)[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    were = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+    were = counted(len(names), "file is", "files are")
     return f"{were} left out without the suffix of a readable image: {named}{more}"
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cam.counts import counted
 from service.core.errors import ConfigError, ImageTooLarge, UndecodableImage, one_line
 from service.features.batch.folders import (
     SUFFIXES,
@@ -70,7 +71,7 @@ class Inputs:
         if beside := [name for name in self.ids if name not in folders]:
             raise ConfigError(
                 f"--true-classes takes the folder of each image for its class, and {beside[0]!r} "
-                f"({len(beside)} of {len(self.ids)} images) lies in none"
+                f"({len(beside)} of {counted(len(self.ids), 'image')}) lies in none"
             )
         return replace(self, targets=folders)
 

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from rich.console import Console
 
+from cam.counts import counted
 from service.core.allocator import keep_memory
 from service.core.concurrency import explain_many
 from service.core.errors import ConfigError, InsufficientStorage, Problem, Unavailable
@@ -110,10 +111,10 @@ def batch(run: Run, *, report: Path | None = None, explain: Explainer | None = N
     if tally is None:
         return INTERRUPTED
     manifest = Parts(configuration.output).manifest
-    explained = f"{tally.done - tally.failed} of {tally.total} images explained"
+    explained = f"{tally.done - tally.failed} of {counted(tally.total, 'image')} explained"
     say(f"{explained}, {tally.failed} failed: {manifest}", console)
     if tally.warned:
-        files = "1 file" if tally.warned == 1 else f"{tally.warned} files"
+        files = counted(tally.warned, "file")
         say(f"The decoder warned of {files}; the column 'warning' says of what.", console)
     if report:
         from service.features.report.write import write_report

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cam.counts import counted
 from service import __version__
 from service.core.errors import (
     MOST_TRIES,
@@ -71,13 +72,11 @@ def check(
         try:
             questions_of(model, configuration.parameters(target))
         except Problem as problem:
-            wrong.append(
-                f"{target[:80]!r} ({images} image{'s' if images > 1 else ''}): {problem.detail}"
-            )
+            wrong.append(f"{target[:80]!r} ({counted(images, 'image')}): {problem.detail}")
     if wrong:
         more = [f"and {len(wrong) - LISTED} more"] if len(wrong) > LISTED else []
         raise ConfigError(
-            f"{len(wrong)} of {len(counts)} different targets cannot be explained: "
+            f"{len(wrong)} of {counted(len(counts), 'different target')} cannot be explained: "
             + "; ".join(wrong[:LISTED] + more)
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
+from cam.counts import counted
 from cam.drift.comparison import expected_worth, needed_photos
 from cam.drift.map_statistics import MapStatistics, statistics_of
 from cam.drift.origin import Origin
@@ -100,23 +101,24 @@ def _told(made: _Made) -> Iterator[str]:
     """Tell what the reference has, and what in it is too little to be compared."""
     indices, counts = np.unique(made.reference.classes, return_counts=True)
     photos = len(made.reference.rows)
-    again = f", {made.repeated} repeated ones left out" if made.repeated else ""
-    yield f"{photos} photos of {len(indices)} classes, {made.failed} failed{again}"
+    again = f", {counted(made.repeated, 'repeated one')} left out" if made.repeated else ""
+    classes = counted(len(indices), "class", "classes")
+    yield f"{counted(photos, 'photo')} of {classes}, {made.failed} failed{again}"
     worth = round(expected_worth(counts))
     if worth < LEAST:
         yield (
-            f"warning: all classes together can rarely be compared: the photos of {len(indices)} "
-            f"classes count as about {worth} photos, and a comparison needs {LEAST}; collect "
-            f"{needed_photos(len(indices))} photos of these classes, or more if the new photos "
-            "have other classes"
+            f"warning: all classes together can rarely be compared: the photos of {classes} count "
+            f"as about {counted(worth, 'photo')}, and a comparison needs {LEAST}; collect "
+            f"{counted(needed_photos(len(indices)), 'photo')} of these classes, or more if the new "
+            "photos have other classes"
         )
     few = indices[counts < LEAST].tolist()
     names = [made.labels.name(index) or f"class {index}" for index in few if index != NO_CLASS]
     if names:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         yield (
-            f"warning: {len(names)} classes will be compared only together with all others, for "
-            f"they have fewer than {LEAST} photos: {', '.join(names[:NAMED])}{more}"
+            f"warning: {counted(len(names), 'class', 'classes')} with fewer than {LEAST} photos "
+            f"will be compared only together with all others: {', '.join(names[:NAMED])}{more}"
         )
 
 
@@ -180,7 +182,8 @@ async def _found(
         raise ConfigError(str(error)) from None
     repeated = len(maps) - len(made_of.rows)
     if (count := len(made_of.rows)) < LEAST:
-        lost = f"{source} has {count}, without {repeated} repeated and {tally.failed} failed ones"
+        failed = counted(tally.failed, "failed one")
+        lost = f"{source} has {count}, without {repeated} repeated and {failed}"
         raise ConfigError(_useless(lost))
     return _Made(made_of, served.labels, tally.failed, repeated)
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from PIL import Image
 
+from cam.counts import counted
 from service.core.errors import ConfigError, Problem
 from service.features.batch.inputs import Inputs, open_inputs
 from service.pipeline.images import decode
@@ -55,7 +56,9 @@ def read_photos(folder: str, max_pixels: int) -> Photos:
             if len(images) == MOST:
                 break
     if not images:
-        raise ConfigError(f"none of the {len(inputs.ids)} photos of {folder} can be decoded")
+        raise ConfigError(
+            f"{folder} has {counted(len(inputs.ids), 'photo')}, and none can be decoded"
+        )
     (width, height), *other_sizes = {image.size for image in images}
     side = width if width == height and not other_sizes else None
     return Photos(images, truth, classes, side)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from cam.counts import counted
 from cam.errors import CamError
 from service.core.errors import ConfigError
 from service.core.logs import quiet
@@ -148,9 +149,9 @@ def _why_none(state: State, found: SearchResult) -> str:
     """Return why nothing fits, and what can be done, as half a sentence."""
     if not any(value.ndim == 4 for value in state.values()):
         return (
-            f"none of its {len(state)} tensors is that of a convolution, so it is not an image "
-            "model of torchvision or timm; a factory can serve any other module that takes images "
-            '(source = "factory:package.module:function")'
+            f"it has {counted(len(state), 'tensor')}, and none is that of a convolution, so it is "
+            "not an image model of torchvision or timm; a factory can serve any other module that "
+            'takes images (source = "factory:package.module:function")'
         )
     if found.nearest is None:
         return (
@@ -239,7 +240,8 @@ def _source(
         why += "; not all architectures with such tensors were compared"
     if left := choice.match.left_out:
         surety = "likely" if surety == "sure" else surety
-        why += f"; {len(left)} other tensors are left out, such as {left[0]!r}"
+        rest = counted(len(left), "other tensor is", "other tensors are")
+        why += f"; {rest} left out, such as {left[0]!r}"
     head = choice.match.head
     if head and not (outcome and outcome.knows):
         surety = "likely" if surety == "sure" else surety
@@ -260,7 +262,10 @@ def _labels(
         return names, EntryValue("labels", f"{file.stem}.labels.txt", surety, why)
     if classes == 1000:
         return (), EntryValue("labels", "imagenet", "likely", "there are 1000 classes")
-    why = f"the file does not name its {classes} classes: write one per line into a file"
+    why = (
+        f"the file does not name its {counted(classes, 'class', 'classes')}: write one per line "
+        "into a file"
+    )
     return (), EntryValue("labels", None, "not known", why)
 
 
@@ -297,7 +302,8 @@ def _mean(built: Built) -> str:
 
 def _tried(outcome: TrialResult) -> list[EntryValue]:
     best, own = outcome.setting, outcome.own
-    right = f"{outcome.score.right:.0%} of {len(outcome.photos.images)} photos are right"
+    photos = counted(len(outcome.photos.images), "photo is", "photos are")
+    right = f"{outcome.score.right:.0%} of {photos} right"
     surety: Surety = "sure" if outcome.is_complete else "likely"
     if best == own:
         said = f"{right}, and no other setting that was tried is clearly better"
@@ -320,15 +326,16 @@ def _said(classes: int, photos: Photos | None, outcome: TrialResult | None) -> s
     """Return a sentence about photos that did not help; "" if they did."""
     if photos and photos.classes and len(photos.classes) != classes:
         return (
-            f"The photos are in {len(photos.classes)} folders, and the model has {classes} "
-            "classes, so what it says of the photos was not compared."
+            f"The photos are in {counted(len(photos.classes), 'folder')}, and the model has "
+            f"{counted(classes, 'class', 'classes')}, so what it says of the photos was not "
+            "compared."
         )
     if photos and not photos.classes:
         return "The photos are not in a folder for each class, so their classes are not known."
     if outcome and not outcome.knows:
         return (
-            f"The model is right about {outcome.score.right:.0%} of {len(outcome.photos.images)} "
-            "photos, which may be chance: perhaps its classes are not in the order of the folders' "
-            "names."
+            f"The model is right about {outcome.score.right:.0%} of "
+            f"{counted(len(outcome.photos.images), 'photo')}, which may be chance: perhaps its "
+            "classes are not in the order of the folders' names."
         )
     return ""

@@ -19,6 +19,7 @@ from cam.clusters import (
     reduced,
     too_few,
 )
+from cam.counts import counted
 from cam.drawing.placement import Float
 from service.features.jobs.cluster_schemas import (
     ClusteredClass,
@@ -124,7 +125,8 @@ class Clusterings:
         if clustering is None:
             maps, explained, read = self._maps(job)
             if not maps:
-                why = f"{job.failed} of its {job.total} items failed" if job.failed else "no item"
+                items = counted(job.total, "item")
+                why = f"{job.failed} of its {items} failed" if job.failed else "no item"
                 raise NoMaps(f"job {job.id} has no maps: {why}, and none is explained")
             classes = [_clustered(key, of_class) for key, of_class in maps.items()]
             for place in own_places([(class_.maps.maps, None) for class_ in classes]):

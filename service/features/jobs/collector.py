@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from cam.counts import counted
 from service.core.errors import (
     ImageTooLarge,
     InvalidParameter,
@@ -137,8 +138,8 @@ class Collector:
     ) -> None:
         if self.count >= self._max_items:
             raise TooManyInstances(
-                f"the job has more than {self._max_items} instances, as many as are allowed; send "
-                "several jobs"
+                f"the job has more than {counted(self._max_items, 'instance')}, as many as are "
+                "allowed; send several jobs"
             )
         for parameter in own or ():
             if parameter in self._shared:

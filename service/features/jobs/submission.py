@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from cam.counts import counted
 from service.core.errors import Unavailable
 from service.features.jobs.database import Database
 from service.features.jobs.database_tables import (
@@ -57,7 +58,8 @@ class Submissions:
                 _one_at_a_time(connection)
                 if (there := _unfinished(connection)) >= most:
                     raise TooManyJobs(
-                        f"{there} jobs are unfinished, which is the maximum; try again",
+                        f"{counted(there, 'job is', 'jobs are')} unfinished, which is the "
+                        "maximum; try again",
                         retry_after=BUSY_SECONDS,
                     )
             connection.execute(

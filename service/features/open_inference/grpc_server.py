@@ -25,6 +25,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 from starlette.datastructures import Headers
 
+from cam.counts import counted
 from service import __version__
 from service.backend.interface import Backend
 from service.core.errors import (
@@ -538,7 +539,8 @@ def read_message(message: Any) -> InferRequest:
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise MalformedRequest(
-            f"there are {len(raw)} raw_input_contents for {len(message.inputs)} inputs"
+            f"raw_input_contents has {counted(len(raw), 'element')} for "
+            f"{counted(len(message.inputs), 'input')}"
         )
     tensors = []
     for one in (*message.inputs, *message.outputs):

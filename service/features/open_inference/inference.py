@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from starlette.datastructures import ImmutableMultiDict
 
+from cam.counts import counted
 from service.backend.interface import Backend
 from service.core import schemas
 from service.core.errors import (
@@ -301,7 +302,9 @@ def read_images(
     if tensor.numbers is not None and tensor.numbers.ndim == 3:
         count = 1
     if count > most:
-        raise TooManyInstances(f"the request has {count} images; at most {most} are allowed")
+        raise TooManyInstances(
+            f"the request has {count} images; at most {counted(most, 'is', 'are')} allowed"
+        )
     if not count:
         raise MalformedRequest("the input has no image")
     base = _parameters(request.parameters, parameters)
@@ -361,7 +364,10 @@ def _values(tensor: Tensor, count: int, parameters: type[P], name: str) -> list[
         else tensor.numbers.ravel().tolist()
     )
     if len(values) != count:
-        raise MalformedRequest(f"there are {len(values)} {name}s for {count} images")
+        raise MalformedRequest(
+            f"{counted(len(values), f'{name} is', f'{name}s are')} given for "
+            f"{counted(count, 'image')}"
+        )
     return [
         getattr(_of_input(name, index, value, parameters), name)
         for index, value in enumerate(values)

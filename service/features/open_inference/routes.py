@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from cam.counts import counted
 from service import __version__
 from service.backend.interface import Backend
 from service.core.errors import (
@@ -281,7 +282,7 @@ def read_request(body: bytes, header: str | None, model: str, version: str) -> I
         if not isinstance(size, int) or not 0 <= size <= len(body) - at:
             raise MalformedRequest(
                 f"input {one.name!r}: binary_data_size is {str(size)[:40]}, and the body has "
-                f"{len(body) - at} more bytes behind the JSON"
+                f"{counted(len(body) - at, 'more byte')} behind the JSON"
             )
         tensors.append(from_raw(one.name, one.datatype, one.shape, body[at : at + size]))
         at += size

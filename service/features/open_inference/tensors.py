@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
+from cam.counts import counted
 from service.core.errors import MalformedRequest
 
 NUMBERS: Final[Mapping[str, np.dtype[Any]]] = {
@@ -97,8 +98,8 @@ def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Ten
         dtype = NUMBERS[datatype]
         if len(data) != count * dtype.itemsize:
             raise MalformedRequest(
-                f"input {name!r} has {len(data)} bytes; {datatype} of shape {list(shape)} has "
-                f"{count * dtype.itemsize}"
+                f"input {name!r} has {counted(len(data), 'byte')}; {datatype} of shape "
+                f"{list(shape)} has {count * dtype.itemsize}"
             )
         return Tensor(name, tuple(shape), np.frombuffer(data, dtype).reshape(shape))
     strings: list[bytes] = []
@@ -162,7 +163,8 @@ def _all(name: str, elements: list[Any], shape: Sequence[int], count: int) -> li
     """Return the elements if they are as many as the shape says."""
     if len(elements) != count:
         raise MalformedRequest(
-            f"input {name!r} has {len(elements)} elements; its shape {list(shape)} has {count}"
+            f"input {name!r} has {counted(len(elements), 'element')}; its shape {list(shape)} has "
+            f"{count}"
         )
     return elements
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
+from cam.counts import counted
 from service.core.errors import BodyTooLarge, MalformedRequest, TooManyInstances
 from service.core.json_text import read_json
 from service.pipeline.parameters import MAX_INSTANCES
@@ -99,8 +100,9 @@ def _require_small(key: str, names: list[str], rows: int, size: int) -> None:
     repeated = rows * sum(len(to_json(name)) for name in names)
     if repeated > MOST_GROWTH * size:
         raise BodyTooLarge(
-            f"the names of the {len(names)} columns of {key} would take {repeated} bytes in its "
-            f"{rows} rows; at most {MOST_GROWTH} times the body's {size} are allowed",
+            f"the names of the {counted(len(names), 'column')} of {key} would take {repeated} "
+            f"bytes in its {counted(rows, 'row')}; at most {MOST_GROWTH} times the body's {size} "
+            "are allowed",
             pointer=f"/{key}",
         )
 

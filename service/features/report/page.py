@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from PIL import Image
 
+from cam.counts import counted
 from cam.drawing.overlay import colorize
 from cam.drawing.placement import Float, resize
 from service.core.files import written_whole
@@ -41,7 +43,7 @@ def page_template(folder: Path, name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(counted=_counted, decimal=_decimal, digest=_digest)
+    environment.filters.update(counted=partial(counted, form=","), decimal=_decimal, digest=_digest)
     # These files are part of the package, so they are trusted and not escaped.
     here = Path(__file__).parent
     common = "".join((here / file).read_text(encoding="utf-8") for file in ("base.css", "page.css"))
@@ -88,11 +90,6 @@ def data_uri(picture: Image.Image) -> str:
     written = BytesIO()
     picture.save(written, "WEBP", quality=QUALITY, method=2)
     return "data:image/webp;base64," + base64.b64encode(written.getvalue()).decode()
-
-
-def _counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun: "1 map", "2,000 maps"."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _decimal(value: float | None) -> str:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cam.counts import counted
 from cam.runtimes.openvino import compiled, inferred
 from service.core.errors import one_line
 from service.sources.graph.tail import Operations, is_mean_of_classes
@@ -300,7 +301,9 @@ def _fit_input(network: openvino.Model, wish: Wish) -> tuple[int, int]:
     last = dims[3] == 3 and dims[1] != 3
     channels = dims[3] if last else dims[1]
     if channels not in (3, None):
-        raise GraphError(f"the input has the shape {shape}: {channels} channels, not 3 (RGB)")
+        raise GraphError(
+            f"the input has the shape {shape}: {counted(channels, 'channel')}, not 3 (RGB)"
+        )
     own = dims[1:3] if last else dims[2:4]
     if wish.size and any(
         side not in (None, want) for side, want in zip(own, wish.size, strict=True)

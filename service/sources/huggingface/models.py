@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from cam.counts import counted
 from cam.errors import to_install
 from service.core.errors import ConfigError, typed_line
 from service.core.files import why_unreadable
@@ -157,8 +158,9 @@ def loaded(
     if missing:
         raise entry.mistake(
             "weights",
-            f"{len(missing)} tensors of the {kind.__name__} are not among the weights of {place}, "
-            f"such as {missing[0]!r}, and would be random: train and save the whole model",
+            f"the weights of {place} lack {counted(len(missing), 'tensor')} of the "
+            f"{kind.__name__}, such as {missing[0]!r}, which would be random: train and save the "
+            "whole model",
         )
     loaded: nn.Module = module
     return loaded
@@ -221,8 +223,9 @@ def labels_of(entry: ModelEntry, config: Any) -> tuple[str, ...]:
     if sorted(labels) != list(range(len(labels))):
         raise entry.mistake(
             "source",
-            f"id2label in config.json numbers {len(labels)} labels by {sorted(labels)[:4]} …, not "
-            f"from 0 to {len(labels) - 1}; name a file of labels in the entry",
+            f"id2label in config.json numbers {counted(len(labels), 'label')} by "
+            f"{sorted(labels)[:4]} …, not from 0 to {len(labels) - 1}; name a file of labels in "
+            "the entry",
         )
     names = tuple(str(labels[index]) for index in range(len(labels)))
     return () if all(map(PLACEHOLDER.fullmatch, names)) else names

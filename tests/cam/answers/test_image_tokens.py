@@ -117,7 +117,7 @@ class Plain:
 def test_a_picture_that_is_turned_or_cut_oddly_is_refused() -> None:
     with pytest.raises(ModelError, match="do not lie on a grid"):
         tiles_of(Cut(turned=True), Plain(), 16, 16, 16)
-    with pytest.raises(ModelError, match="7 image tokens do not divide 1 pictures of 16 × 16"):
+    with pytest.raises(ModelError, match="7 image tokens cannot divide 1 picture of 16 × 16"):
         tiles_of(Cut(), Plain(), 16, 16, 7)
     with pytest.raises(ModelError, match=r"have the shape \(1, 4, 192\), which no pictures have"):
         tiles_of(lambda photo: {"pixel_values": torch.ones(1, 4, 192)}, Plain(), 16, 16, 4)
@@ -165,11 +165,13 @@ def test_patches_are_known_by_their_positions() -> None:
     (tile,) = tiles_of(process, Plain(), 8, 16, 2)
     assert tile.tokens.tolist() == [[0, 1]]
     np.testing.assert_allclose((tile.box.left, tile.box.right), (0, 1), atol=0.01)
-    with pytest.raises(ModelError, match="3 image tokens are not whole squares of 8 patches"):
+    with pytest.raises(
+        ModelError, match="8 patches cannot be divided into squares for 3 image tokens"
+    ):
         tiles_of(process, Plain(), 8, 16, 3)
     odd = positions.clone()
     odd[0] = torch.tensor([3, 0])
-    with pytest.raises(ModelError, match="2 image tokens are not a grid of 1 × 2"):
+    with pytest.raises(ModelError, match="2 image tokens cannot form a grid of 1 × 2"):
         tiles_of(lambda photo: process(photo, odd), Plain(), 8, 16, 2)
 
 

@@ -297,7 +297,7 @@ def test_nothing_but_maps_that_show_nothing() -> None:
 
 def test_photos_that_cannot_be() -> None:
     maps, photos = planted()
-    with pytest.raises(InvalidImages, match="there are 299 photos for 300 maps"):
+    with pytest.raises(InvalidImages, match="299 photos are given for 300 maps"):
         find_clusters(maps, list(photos[1:]))
     with pytest.raises(InvalidImages, match=r"thumbnail \d+ is uint8 \(16, 16\)"):
         find_clusters(maps, list(photos[..., 0]))

@@ -112,7 +112,7 @@ def test_by_hand() -> None:
         (BatchNormed, "relu2", "the output for an image depends on the others of its batch"),
         (Attending, "relu2", "the output for an image depends on the others of its batch"),
         (Flattening, "relu2", r"the model fails on a batch of 3 images: .*shape"),
-        (First, "relu2", "the model fails on a batch of 3 images: it has 1 outputs"),
+        (First, "relu2", "the model fails on a batch of 3 images: it has 1 output"),
     ],
 )
 def test_models_whose_images_see_each_other(

@@ -199,7 +199,7 @@ def test_one_label_is_too_few_for_two_outputs(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("tumour\n")
     labels = str(tmp_path / "labels.txt")
     entry = ModelEntry(name="m", source=f"{FACTORIES}softmaxed", labels=labels, **PLAIN)
-    with pytest.raises(ConfigError, match=r"has 1 labels, but the model has 2 classes$"):
+    with pytest.raises(ConfigError, match=r"has 1 label, but the model has 2 classes$"):
         load(entry)
 
 

@@ -313,7 +313,7 @@ def test_a_head_that_stands_in_another_place(
         ("convnext_tiny", "classifier", (nn.Linear(768, 3),), "classifier.0.bias"),
         # The model's own head has an activation, which the file's model may not have.
         ("squeezenet1_1", "classifier", (nn.Linear(512, 3),), "classifier.1.bias"),
-        ("resnet18", "fc", (nn.Linear(512, 3, bias=False),), "1 tensors are missing"),
+        ("resnet18", "fc", (nn.Linear(512, 3, bias=False),), "1 tensor is missing"),
     ],
 )
 def test_a_head_of_which_more_is_unknown(
@@ -335,11 +335,11 @@ def test_a_head_of_which_more_is_unknown(
         ),
         (
             {**small().state_dict(), "more": torch.ones(1)},
-            "1 tensors are unknown to the model, such as 'more'$",
+            "1 tensor is unknown to the model, such as 'more'$",
         ),
         (
             {**small().state_dict(), "conv1.bias": torch.ones(2, 2)},
-            r"1 tensors have other shapes, such as 'conv1.bias': 2 × 2 in the file, 4 in the model",
+            r"1 tensor has another shape, such as 'conv1.bias': 2 × 2 in the file, 4 in the model",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_fewer_boxes_than_asked_for_are_no_error(detectors: TestClient) -> None:
 @pytest.mark.slow
 def test_boxes_at_many_layers_are_too_many_maps(detectors: TestClient) -> None:
     response = explain(detectors, "pyramid", layer="backbone.fpn.layer_blocks.*", top_k=60)
-    words = ("60 targets at 6 layers have 360 maps", "at most 100")
+    words = ("60 targets at 6 layers would have 360 maps", "at most 100")
     check(response, 422, "invalid-parameter", *words)
     fused = {"layer": "backbone.fpn.layer_blocks.*", "fuse": "mean", "size": "layer"}
     assert explain(detectors, "pyramid", top_k=60, **fused).status_code == 200

@@ -297,7 +297,7 @@ IMAGES = {"images": (1, 3, 4, 4)}
             graph_of([*BODY, *LINEAR], WEIGHTS | {"kernel": CONVOLUTION[:, :1]},
                      inputs={"images": (1, 1, 4, 4)}, **HERE),
             {},
-            "the input has the shape [1,1,4,4]: 1 channels, not 3 (RGB)",
+            "the input has the shape [1,1,4,4]: 1 channel, not 3 (RGB)",
         ),
         (
             graph_of([node("Cast", ["bytes"], ["images"], to=onnx.TensorProto.FLOAT),

@@ -165,7 +165,7 @@ def test_a_request_asks_for_a_text(tmp_path: Path) -> None:
             ({"text": "a cat", "minus": "a cat"}, 422, "cannot be contrasted with itself"),
             ({"text": "a cat", "minus": 1}, 422, "minus of a target with text is a text, too"),
             ({"text": "a cat", "class": 1}, 422, "allows no other keys than minus, against"),
-            ({"text": "cat", "words": True}, 422, "'cat' has 1 words; the importance of words"),
+            ({"text": "cat", "words": True}, 422, "'cat' has 1 word; the importance of words"),
             ({"class": "a cat", "words": True}, 422, "words belongs to a target with text"),
         ):
             refused = asked(client, target)

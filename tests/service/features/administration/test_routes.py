@@ -329,7 +329,7 @@ def test_there_are_so_many_models_and_no_more(tmp_path: Path) -> None:
         check(client.post("/v1/models", json=NEW), 409, "conflict", "'new' already", "DELETE")
         third = {**NEW, "name": "third"}
         refused = client.post("/v1/models", json=third)
-        check(refused, 409, "conflict", "there are 2 models", "DELETE one")
+        check(refused, 409, "conflict", "the number of models is 2", "DELETE one")
         check(client.get("/v1/models/third"), 404, "unknown-model")
         answered(client, 200)
         assert client.delete(MODEL).status_code == 204

@@ -366,7 +366,7 @@ def test_a_report_that_cannot_be_written_is_told(
     line = (small_photos(tmp_path / "photos", 1), "--output", tmp_path / "out", "--models", models)
     for report, why in (("tiny.toml/x.html", "File exists"), ("x" * 300, "File name too long")):
         code, said = gradcam(*line, "--report", tmp_path / report)
-        assert said.startswith("1 of 1 images explained, 0 failed: ")
+        assert said.startswith("1 of 1 image explained, 0 failed: ")
         assert said.endswith(f"\ngradcam: {tmp_path}/{report} cannot be written: {why}\n")
         assert code == 2
     assert gradcam(*line, "--report", tmp_path / "out" / "report.html")[0] == 0
@@ -409,7 +409,7 @@ def test_folders_that_were_passed_over_are_told(gradcam: Shell) -> None:
     told, counted = said.splitlines()
     assert told.startswith("1 folder cannot be looked into and is passed over: ")
     assert told.endswith("/photos/locked")
-    assert counted.startswith("1 of 1 images explained")
+    assert counted.startswith("1 of 1 image explained")
 
 
 @contextmanager

@@ -131,8 +131,8 @@ def test_a_reference_is_written_to_the_standard_output(
             3,
             [
                 "60 photos of 6 classes, 0 failed, 3 repeated ones left out",
-                "warning: 6 classes will be compared only together",
-                "have fewer than 50 photos: class 0, class 1, class 2, class 3, class 4, class 5\n",
+                "warning: 6 classes with fewer than 50 photos will be compared only together with",
+                " all others: class 0, class 1, class 2, class 3, class 4, class 5\n",
             ],
         ),
     ],

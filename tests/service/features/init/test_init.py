@@ -216,7 +216,7 @@ def test_labels_and_paths_start_at_the_written_file(
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: nn.LSTM(20, 30), "none of its 4 tensors is that of a convolution"),
+        (lambda: nn.LSTM(20, 30), "it has 4 tensors, and none is that of a convolution"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 7, 5), nn.Flatten(), nn.LazyLinear(4)),
             "no architecture of torchvision or timm has its tensors, such as '0.weight'",

@@ -35,4 +35,4 @@ def test_where_no_jobs_are_taken_stored_ones_are_there(tmp_path: Path) -> None:
         stored = desk.job(2).id
     with app_at(tmp_path, max_jobs=0) as client:
         assert [job["id"] for job in client.get("/v1/jobs").json()["jobs"]] == [stored]
-        check(post(client, [encoded(noise(8, 8))]), 429, "too-many-jobs", "jobs are unfinished")
+        check(post(client, [encoded(noise(8, 8))]), 429, "too-many-jobs", "1 job is unfinished")

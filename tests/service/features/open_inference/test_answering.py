@@ -127,7 +127,7 @@ def test_tritons_client_asks_over_grpc(served: tuple[TestClient, str]) -> None:
         (
             {"inputs": [images(PHOTOS[0]), tensor("question", "a?", "b?")]},
             400,
-            "there are 2 questions for 1 images",
+            "2 questions are given for 1 image",
         ),
     ],
 )

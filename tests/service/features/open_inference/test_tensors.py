@@ -86,14 +86,14 @@ def test_strings_come_back(strings: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("datatype", "shape", "data", "sentence"),
     [
-        ("UINT8", [2], b"\x00", "input 'x' has 1 bytes; UINT8 of shape [2] has 2"),
+        ("UINT8", [2], b"\x00", "input 'x' has 1 byte; UINT8 of shape [2] has 2"),
         ("FP33", [2], b"", "datatype 'FP33' is not one of the protocol's"),
         ("UINT8", [-1], b"", "has the shape [-1]"),
         ("UINT8", [2**31], b"", "has the shape"),
         ("UINT8", [1] * 9, b"\0", "has the shape"),
         ("BYTES", [1], b"\x09\0\0\0cat", "element 0 of BYTES is cut off"),
         ("BYTES", [1], b"\x09\0", "element 0 of BYTES is cut off"),
-        ("BYTES", [2], b"\0\0\0\0", "has 1 elements; its shape [2] has 2"),
+        ("BYTES", [2], b"\0\0\0\0", "has 1 element; its shape [2] has 2"),
         ("BYTES", [1], b"\0\0\0\0" * 9, "its shape [1] has 1"),
     ],
 )
@@ -119,7 +119,7 @@ def test_bytes_that_are_no_such_tensor(
         ("UINT8", [1], [None], "not"),
         ("UINT8", [1], [{}], "not"),
         ("BYTES", [1], [1], "BYTES in JSON are strings"),
-        ("BYTES", [2], ["a"], "has 1 elements; its shape [2] has 2"),
+        ("BYTES", [2], ["a"], "has 1 element; its shape [2] has 2"),
     ],
 )
 def test_lists_that_are_no_such_tensor(
