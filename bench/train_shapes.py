@@ -31,8 +31,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
-from cam.answers.answer import AnswerMethod
+from cam import AnswerOptions, VisionLanguageModel, explain_answer
+from cam.answers.methods import METHODS
 from cam.drawing.placement import resize
 from tests.scenes import COLOURS, DRAWN, SHAPES, Scene, ask, make_scene
 
@@ -219,7 +219,7 @@ def figures(
     model: VisionLanguageModel,
     scenes: int,
     seed: int,
-    methods: Iterable[AnswerMethod] = tuple(ANSWER_METHODS),
+    methods: Iterable[str] = tuple(METHODS),
 ) -> dict[str, float]:
     """How good the answers and the maps of their words are on scenes that were not learned, of the
     kinds of questions that were.
@@ -233,8 +233,8 @@ def figures(
     """
     rng = np.random.default_rng(seed)
     right: list[bool] = []
-    hits: dict[AnswerMethod, list[bool]] = {name: [] for name in methods}
-    shares: dict[AnswerMethod, list[float]] = {name: [] for name in methods}
+    hits: dict[str, list[bool]] = {name: [] for name in methods}
+    shares: dict[str, list[float]] = {name: [] for name in methods}
     seen: list[bool] = []
     planted: list[bool] = []
     for number in range(scenes):
@@ -249,7 +249,7 @@ def figures(
         for method, found in hits.items():
             given = replace(given, method=method, evidence=False)
             # A search for each word: of fewer words, and of those that are named by their text.
-            searched = method == "eagle"
+            searched = METHODS[method].of == "word"
             if searched and number >= scenes * SEARCHED:
                 continue
             answer = None if searched else explain_answer(model, photo, asked.question, given)

@@ -13,14 +13,9 @@ if TYPE_CHECKING:
     from cam.activations.observations import Concept, Observation
     from cam.activations.observe import observe
     from cam.agreement import spearman
-    from cam.answers.answer import (
-        ANSWER_METHODS,
-        AnswerOptions,
-        AnswerToken,
-        AnswerWord,
-        ExplainedAnswer,
-    )
+    from cam.answers.answer import AnswerOptions, AnswerToken, AnswerWord, ExplainedAnswer
     from cam.answers.explain import answer_in_steps, explain_answer
+    from cam.answers.methods import ANSWER_METHODS
     from cam.answers.vision_language import VisionLanguageModel
     from cam.api import explain
     from cam.drawing.overlay import COLORMAPS
@@ -51,14 +46,9 @@ _HOMES = {
     "cam.activations.observations": ("Concept", "Observation"),
     "cam.activations.observe": ("observe",),
     "cam.agreement": ("spearman",),
-    "cam.answers.answer": (
-        "ANSWER_METHODS",
-        "AnswerOptions",
-        "AnswerToken",
-        "AnswerWord",
-        "ExplainedAnswer",
-    ),
+    "cam.answers.answer": ("AnswerOptions", "AnswerToken", "AnswerWord", "ExplainedAnswer"),
     "cam.answers.explain": ("answer_in_steps", "explain_answer"),
+    "cam.answers.methods": ("ANSWER_METHODS",),
     "cam.answers.vision_language": ("VisionLanguageModel",),
     "cam.api": ("explain",),
     "cam.drawing.overlay": ("COLORMAPS",),

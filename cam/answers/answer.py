@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,39 +16,6 @@ from cam.drawing.placement import Float
 from cam.errors import InvalidOption
 from cam.progress import Progress
 
-AnswerMethod = Literal[
-    "tam",
-    "logits",
-    "gradcam",
-    "hirescam",
-    "legrad",
-    "attnlrp",
-    "chefer",
-    "attention",
-    "rollout",
-    "occlusion",
-    "eagle",
-]
-ANSWER_METHODS: Final[dict[AnswerMethod, str]] = {
-    "tam": "what the image tokens say, without what earlier words explain (token activation map)",
-    "logits": "what the image tokens say: the token's logit there (logit lens)",
-    "gradcam": "hidden states of the image tokens, weighted by their mean gradient",
-    "hirescam": "hidden states of the image tokens, times their gradient",
-    "legrad": "how far more attention to an image token raises the token's logit, block by block",
-    "attnlrp": "the logit shared out backwards, through every block, by rules",
-    "chefer": "attention times its gradient, through all blocks",
-    "attention": "mean attention to the image tokens; a baseline, which knows no word",
-    "rollout": "attention to the image tokens through all blocks; a baseline, which knows no word",
-    "occlusion": "how much less probable the token is without a part of the photo",
-    "eagle": "the parts of the photo that are enough to say one `word`, and without which it fails",
-}
-"""Method → what its maps are, in one line."""
-BLIND: Final = ("attention", "rollout")
-"""Methods whose maps depend on the place in the answer, and not on the word that is said there."""
-READ_OFF: Final = ("tam", "logits")
-"""Methods whose maps come from the passes that make the answer."""
-PASSES: Final = {"occlusion": 65, "eagle": 470}
-"""Method → its passes of an answer, or of a word, if there are several."""
 MAX_TOKENS: Final = 512
 """Largest number of tokens of an answer."""
 LEAST_SIDE: Final = 16
@@ -67,14 +34,15 @@ class AnswerOptions:
     """A given answer, which is explained as it is; None for the model's own, which is greedy: the
     most probable token at each step."""
     max_tokens: int = 64
-    method: AnswerMethod = "tam"
+    method: str = "tam"
+    """A name in `cam.ANSWER_METHODS`."""
     evidence: bool = True
     """Whether the evidence of the photo is measured, by one more pass."""
     alternatives: int = 3
     """Number of the most probable tokens that are listed for each token."""
     word: str | None = None
-    """A word or phrase of the answer: the only one that has a map of the method `eagle`, and the
-    one whose map is scored."""
+    """A word or phrase of the answer: the only one that has a map of a method `of` one word, and
+    the one whose map is scored."""
     evaluate: bool = False
     """Whether the map of `word` is scored: `ExplainedAnswer.scores`."""
     region: NDArray[np.bool_] | None = None
@@ -86,11 +54,13 @@ class AnswerOptions:
         Raises:
             InvalidOption: if one is not allowed.
         """
-        if self.method not in get_args(AnswerMethod):
-            names = ", ".join(ANSWER_METHODS)
+        from cam.answers.methods import METHODS  # what only reads answers starts without it
+
+        if self.method not in list(METHODS):  # an unhashable value is not a name
+            names = ", ".join(METHODS)
             raise InvalidOption(f"method is {self.method!r:.80}; it can be {names}")
-        if self.word is None and (self.evaluate or self.method == "eagle"):
-            what = "evaluate scores" if self.evaluate else "eagle explains"
+        if self.word is None and (self.evaluate or METHODS[self.method].of == "word"):
+            what = "evaluate scores" if self.evaluate else f"{self.method} explains"
             raise InvalidOption(f"{what} one word or phrase of the answer; word names none")
         if self.region is not None and not (self.evaluate and self.region.any()):
             raise InvalidOption(

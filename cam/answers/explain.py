@@ -12,14 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cam.answers.answer import (
-    READ_OFF,
     Alternative,
-    AnswerMethod,
     AnswerOptions,
     AnswerProgress,
     AnswerToken,
@@ -28,14 +25,13 @@ from cam.answers.answer import (
     word_of,
     words_of,
 )
-from cam.answers.image_tokens import on_photo
-from cam.answers.methods import OWN_PASSES, blurred, eagle, kept_by, likely, log_probabilities
+from cam.answers.methods import METHODS
+from cam.answers.passes import blurred, likely, log_probabilities, number_of
 from cam.answers.scores import scores_of
-from cam.answers.token_maps import activation, rank_gaussian, without_interference
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
 from cam.counts import counted
-from cam.drawing.placement import Float
 from cam.errors import InvalidOption
+from cam.methods.method import load
 from cam.progress import finish
 
 MAX_BYTES: Final = 4 << 30
@@ -73,6 +69,8 @@ def answer_in_steps(
         ModelError: if the places of the image tokens cannot be found.
     """
     options.check()
+    method = METHODS[options.method]
+    function = load(method.function)
     if options.region is not None and options.region.shape != photo.shape[:2]:
         raise InvalidOption(
             f"the region has {options.region.shape} pixels; the photo has {photo.shape[:2]}"
@@ -82,15 +80,18 @@ def answer_in_steps(
         given = None if options.answer is None else model.tokens_of(asked, options.answer)
         most = len(given) if given is not None else options.max_tokens
         most = min(most, model.longest - asked.length)
-        memory = model.bytes_of(asked.length + most, **kept_by(model, options.method))
+        memory = model.bytes_of(
+            asked.length + most,
+            graded=number_of(model, method.graded),
+            attended=number_of(model, method.attended),
+        )
         if memory > MAX_BYTES:
             raise InvalidOption(
                 f"an answer of {counted(most, 'token')} after {asked.length} of photo and question "
                 f"would take {memory:,} bytes; at most {MAX_BYTES:,} are allowed: fewer tokens, or "
                 "a smaller photo"
             )
-    own = OWN_PASSES.get(options.method)
-    maps = _TokenMaps(model, asked) if options.method in READ_OFF else None
+    map_of = function(model, asked) if method.of == "token" else None
     tokens: list[AnswerToken] = []
     logs: list[float] = []
     text, ended = _Text(model), False
@@ -101,20 +102,21 @@ def answer_in_steps(
             break
         with torch.no_grad():
             said, log = _said(text, logits, token, options.alternatives)
-            if maps:
-                said = replace(said, map=maps.map_of(token, read, options.method))
+            if map_of:
+                said = replace(said, map=map_of(token, read))
         tokens.append(said)
         logs.append(log)
         yield AnswerProgress(len(tokens), most, None, len(tokens) - 1, said)
         if given is None and stop():
             break
-    if own and tokens:
-        found = yield from own(model, asked, [one.id for one in tokens])
+    ids = [token.id for token in tokens]
+    if method.of == "answer" and tokens:
+        found = yield from function(model, asked, ids)
         tokens = [replace(one, map=one_map) for one, one_map in zip(tokens, found, strict=True)]
     word = None if options.word is None else phrase_of(tokens, options.word)
-    if word and options.method == "eagle":
+    if word and method.of == "word":
         some = slice(word.start, word.stop)
-        heat = yield from eagle(model, asked, [one.id for one in tokens], some)
+        heat = yield from function(model, asked, ids, some)
         tokens[some] = [replace(one, map=heat) for one in tokens[some]]
     if options.evidence and tokens:
         tokens = _with_evidence(model, asked, tokens, logs)
@@ -133,7 +135,6 @@ def answer_in_steps(
     if word is None or not options.evaluate:
         return answer
     word = word_of(tokens, word.start, word.stop)
-    ids = [token.id for token in tokens]
     scores = yield from scores_of(model, asked, ids, word, options.region)
     return replace(answer, scores=scores)
 
@@ -166,61 +167,6 @@ def _forced(
         first = 0 if number == 0 else stop - 1
         part = Read(read.hidden[first:stop], read.logits[number : number + 1])
         yield part, read.logits[number], token
-
-
-class _TokenMaps:
-    """The maps of an answer's tokens from the hidden states of the passes that were made anyway."""
-
-    def __init__(self, model: VisionLanguageModel, asked: Asked) -> None:
-        self._model, self._asked = model, asked
-        self._heard: dict[int, tuple[Float, Float]] = {}
-        """Token → its output embedding (D,), and its activation at the image tokens (N,)."""
-        self._image: Float | None = None
-        self._words: list[tuple[int, Float]] = []
-        """The text before the next token: each token of the question with its last hidden state
-        (D,), and each of the answer with the state that it was said from, as the authors' code
-        does."""
-
-    def map_of(self, token: int, read: Read, method: AnswerMethod) -> Float:
-        """Return the map of the next token, float32 (h, w).
-
-        Args:
-            read: what was read since the last token: the question, then one token at a time.
-        """
-        asked = self._asked
-        hidden = read.hidden
-        if self._image is None:
-            ids = asked.inputs["input_ids"][0]
-            self._image = _numpy(hidden[asked.image])
-            self._words = [
-                (int(ids[place]), _numpy(hidden[place])) for place in asked.words.tolist()
-            ]
-        row, own = self._of(token)
-        if method == "tam":
-            others = [(word, state) for word, state in self._words if word != token]
-            own = without_interference(
-                own,
-                [self._of(word)[1] for word, _ in others],
-                [max(float(state @ row), 0.0) for _, state in others],
-            )
-            smooth = np.zeros_like(own)
-            for tile in asked.tiles:
-                smooth[tile.tokens] = rank_gaussian(own[tile.tokens])
-            own = smooth
-            self._words.append((token, _numpy(hidden[-1])))
-        return on_photo(own, asked.tiles)
-
-    def _of(self, token: int) -> tuple[Float, Float]:
-        if token not in self._heard:
-            assert self._image is not None  # the question has been read
-            row = _numpy(self._model.head.weight[token])
-            self._heard[token] = row, activation(self._image, row)
-        return self._heard[token]
-
-
-def _numpy(values: Tensor) -> Float:
-    found: Float = values.detach().float().cpu().numpy()
-    return found
 
 
 class _Text:

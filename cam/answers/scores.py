@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam.answers.answer import AnswerProgress, AnswerWord, WordScores
-from cam.answers.methods import blurred, likely
+from cam.answers.passes import blurred, likely
 from cam.answers.vision_language import Asked, VisionLanguageModel
 from cam.drawing.placement import resize
 from cam.evaluation.localisation import energy_in, pointing_in

@@ -3,14 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
 
+from cam.answers.image_tokens import on_photo
+from cam.answers.vision_language import Asked, Read, VisionLanguageModel
 from cam.drawing.placement import Float
 
 KERNEL = 3
 """Side of the window of the rank Gaussian filter."""
+
+
+class TokenMaps:
+    """The token activation maps of an answer's tokens, from the hidden states of the passes that
+    make the answer; if `plain`, relu(h_n · w_c) alone."""
+
+    def __init__(self, model: VisionLanguageModel, asked: Asked, *, plain: bool = False) -> None:
+        self._model, self._asked, self._plain = model, asked, plain
+        self._heard: dict[int, tuple[Float, Float]] = {}
+        """Token → its output embedding (D,), and its activation at the image tokens (N,)."""
+        self._image: Float | None = None
+        self._words: list[tuple[int, Float]] = []
+        """The text before the next token: each token of the question with its last hidden state
+        (D,), and each of the answer with the state that it was said from, as the authors' code
+        does."""
+
+    def __call__(self, token: int, read: Read) -> Float:
+        """Return the map of the next token, float32 (h, w).
+
+        Args:
+            read: what was read since the last token: the question, then one token at a time.
+        """
+        asked = self._asked
+        hidden = read.hidden
+        if self._image is None:
+            ids = asked.inputs["input_ids"][0]
+            self._image = _numpy(hidden[asked.image])
+            self._words = [
+                (int(ids[place]), _numpy(hidden[place])) for place in asked.words.tolist()
+            ]
+        row, own = self._of(token)
+        if not self._plain:
+            others = [(word, state) for word, state in self._words if word != token]
+            own = without_interference(
+                own,
+                [self._of(word)[1] for word, _ in others],
+                [max(float(state @ row), 0.0) for _, state in others],
+            )
+            smooth = np.zeros_like(own)
+            for tile in asked.tiles:
+                smooth[tile.tokens] = rank_gaussian(own[tile.tokens])
+            own = smooth
+            self._words.append((token, _numpy(hidden[-1])))
+        return on_photo(own, asked.tiles)
+
+    def _of(self, token: int) -> tuple[Float, Float]:
+        if token not in self._heard:
+            assert self._image is not None  # the question has been read
+            row = _numpy(self._model.head.weight[token])
+            self._heard[token] = row, activation(self._image, row)
+        return self._heard[token]
+
+
+logits: Final = partial(TokenMaps, plain=True)
+"""What the image tokens say: the logit of each token there."""
+
+
+def _numpy(values: Tensor) -> Float:
+    found: Float = values.detach().float().cpu().numpy()
+    return found
 
 
 def activation(image: Float, row: Float) -> Float:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from time import monotonic
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from cam import AnswerOptions
-from cam.answers.answer import LEAST_SIDE, READ_OFF, AnswerMethod
+from cam.answers.answer import LEAST_SIDE
+from cam.answers.methods import METHODS
 from cam.drawing.overlay import Picture
 from cam.drawing.placement import Box
 from service.backend.interface import Listener, ModelBackend
@@ -20,10 +21,10 @@ from service.core.errors import InvalidParameter, Problem
 from service.features.answers.parameters import AnswerParameters
 from service.features.answers.result import AnswerResult
 from service.features.answers.work import AnswerQuestion
-from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput
 from service.pipeline.coordinates import region_on_input
 from service.pipeline.instances import Instance
+from service.pipeline.parameters import AUDITED
 from service.pipeline.pipeline import Pipeline
 from service.pipeline.resolve import recommended_method
 
@@ -55,12 +56,13 @@ async def ask(
     if not asked.question.strip():
         problem = InvalidParameter("question is empty; ask one, as in 'what is in the picture?'")
         raise problem.at(instance.origins.get("question", "/parameters/question"))
-    method = _method_of(replicas.model, asked)
-    for name, one_word in (("evaluate", asked.evaluate), ("method", method == "eagle")):
+    name = recommended_method(replicas.model) if asked.method == AUDITED else asked.method
+    method = METHODS[name]
+    for option, one_word in (("evaluate", asked.evaluate), ("method", method.of == "word")):
         if one_word and asked.word is None:
-            what = "scores the map of" if name == "evaluate" else "'eagle' explains"
-            problem = InvalidParameter(f"{name} {what} one word; name it by word")
-            raise problem.at(instance.origins.get(name, f"/parameters/{name}"))
+            what = "scores the map of" if option == "evaluate" else f"{name!r} explains"
+            problem = InvalidParameter(f"{option} {what} one word; name it by word")
+            raise problem.at(instance.origins.get(option, f"/parameters/{option}"))
     if asked.region and not asked.evaluate:
         problem = InvalidParameter("region is for the scores of a word; set evaluate, too")
         raise problem.at(instance.origins.get("region", "/parameters/region"))
@@ -88,28 +90,16 @@ async def ask(
     options = AnswerOptions(
         answer=asked.answer,
         max_tokens=asked.max_tokens,
-        method=method,
+        method=name,
         evidence=asked.evidence,
         alternatives=asked.alternatives,
         word=asked.word,
         evaluate=asked.evaluate,
         region=region,
     )
-    if until is not None and method not in READ_OFF:
+    if until is not None and method.of != "token":
         until -= (until - monotonic()) * EXPLAINING_SHARE
     question = AnswerQuestion(pixels, asked.question, options, until)
     outcome = await replicas.ask(question, progress=progress)
     timings.note_outcome(outcome)
     return AnswerResult(instance, outcome.value, pixels, size, opened.encoded.warnings)
-
-
-def _method_of(model: ModelInfo, parameters: AnswerParameters) -> AnswerMethod:
-    """Return the method of an answer's maps: that of the parameters, or the one that the model's
-    audit recommends in place of `auto`.
-
-    Raises:
-        UnsuitedMethod: if it is `auto`, and the model has no audit.
-    """
-    if parameters.method == "auto":
-        return cast(AnswerMethod, recommended_method(model))
-    return parameters.method

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 from typing_extensions import TypeAliasType
 
-from cam.answers.answer import ANSWER_METHODS, MAX_TOKENS
+from cam import ANSWER_METHODS
+from cam.answers.answer import MAX_TOKENS
 from cam.drawing.overlay import USUAL
 from service.core.choices import Normalize
-from service.features.answers.schemas import AnswerMethod
 from service.pipeline.parameters import (
+    AUDITED,
     OPACITY,
     Colormap,
     ImageParameters,
@@ -27,7 +28,10 @@ from service.pipeline.targets import RegionObject, StrictModel, parsed
 # if each character takes twelve bytes there.
 Question = Annotated[str, Field(max_length=1000)]
 GivenAnswer = Annotated[str, Field(max_length=1200)]
-WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[AnswerMethod, "auto"])
+if TYPE_CHECKING:
+    WantedAnswerMethod = str
+else:
+    WantedAnswerMethod = TypeAliasType("WantedAnswerMethod", Literal[*ANSWER_METHODS, AUDITED])
 AnswerSize = TypeAliasType("AnswerSize", Literal["image", "layer"])
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 from cam import ExplainedAnswer, Explanation, TextTarget
-from cam.answers.answer import BLIND, READ_OFF, AnswerProgress, AnswerWord
+from cam.answers.answer import AnswerProgress, AnswerWord
+from cam.answers.methods import METHODS
 from cam.counts import counted
 from cam.drawing.overlay import Picture
 from cam.drawing.placement import Float
@@ -180,9 +181,10 @@ def _warnings(answer: ExplainedAnswer) -> list[str]:
             f"the answer was cut off after {counted(len(answer.tokens), 'token')}; a larger "
             "max_tokens, or a longer time, allows more"
         )
-    if answer.method in BLIND:
+    depends_on = METHODS[answer.method].depends_on
+    if depends_on == "place":
         warnings.append(f"{answer.method} does not depend on the word that is said: a baseline")
-    if answer.method in READ_OFF and (again := answer.repeated):
+    if depends_on == "word" and (again := answer.repeated):
         warnings.append(
             f"{answer.method} cannot tell mentions of one word apart, and the answer repeats "
             f"{', '.join(map(repr, again[:10]))}: attnlrp, occlusion and attention tell them apart"

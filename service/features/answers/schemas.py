@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from typing_extensions import TypeAliasType
@@ -10,21 +10,16 @@ from typing_extensions import TypeAliasType
 from cam.answers.answer import Alternative, WordScores
 from service.core.schemas import Described, FailedInstance, Heatmap, Open, Overlay, Point
 
-# The names of `cam.ANSWER_METHODS`, which clients know without cam.
-AnswerMethod = Literal[
-    "tam",
-    "logits",
-    "gradcam",
-    "hirescam",
-    "legrad",
-    "attnlrp",
-    "chefer",
-    "attention",
-    "rollout",
-    "occlusion",
-    "eagle",
-]
-AnswerMethodName = TypeAliasType("AnswerMethodName", AnswerMethod)
+
+def _with_names(schema: dict[str, Any]) -> None:
+    from cam import ANSWER_METHODS  # clients do not load it
+
+    schema["enum"] = list(ANSWER_METHODS)
+
+
+AnswerMethodName = TypeAliasType(
+    "AnswerMethodName", Annotated[str, Field(json_schema_extra=_with_names)]
+)
 
 
 class AnswerToken(Described):

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from cam import ANSWER_METHODS, ExplainedAnswer
+from cam import ExplainedAnswer
 from cam.agreement import spearman
-from cam.answers.answer import BLIND, PASSES, AnswerWord
+from cam.answers.answer import AnswerWord
+from cam.answers.methods import METHODS
 from cam.evaluation.verdict import listed
 from service.backend.timings import Timings
 from service.core.errors import ConfigError, InvalidParameter, Problem
@@ -35,9 +36,8 @@ from service.pipeline.instances import Instance
 from service.pipeline.parameters import AUDITED
 from service.pipeline.validation import validated
 
-USUAL: Final = tuple(name for name in ANSWER_METHODS if name not in BLIND and name != "eagle")
-"""Methods that are audited if none are named: those that know the word, without EAGLE, which takes
-470 passes for each."""
+USUAL: Final = tuple(name for name, method in METHODS.items() if method.audited)
+"""Methods that are audited if none are named."""
 WORDS: Final = 3
 """Largest number of words of an answer that are measured."""
 METRICS: Final = {
@@ -181,7 +181,7 @@ def _record(method: str, found: list[tuple[ExplainedAnswer, str]]) -> ArmRecord:
         if scores
         else {},
         other_class={"photo": fmean(pairs)} if pairs else {},
-        forwards=PASSES.get(method, 1),
+        forwards=METHODS[method].passes,
     )
 
 
@@ -195,7 +195,9 @@ def _summary(
     showing = [arm.method for arm in arms if arm.photos]
     # The formula of some methods knows no word, though their maps differ from place to place.
     able = [
-        arm.method for arm in arms if arm.photos and not arm.class_blind and arm.method not in BLIND
+        arm.method
+        for arm in arms
+        if arm.photos and not arm.class_blind and METHODS[arm.method].depends_on != "place"
     ]
     points, photos = points_of(records, able, tuple(METRICS))
     arms = [arm.model_copy(update={"points": points.get(arm.method)}) for arm in arms]

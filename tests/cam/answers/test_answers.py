@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_answer
-from cam.answers.answer import PASSES, AnswerToken, phrase_of, words_of
+from cam.answers.answer import AnswerToken, phrase_of, words_of
 from cam.answers.explain import answer_in_steps
-from cam.answers.methods import OWN_PASSES, _blocks, blurred, likely
+from cam.answers.methods import METHODS
+from cam.answers.passes import _blocks, blurred, likely
 from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
 from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
@@ -26,6 +27,7 @@ from tests.quick import quick
 
 PHOTO = np.random.default_rng(1).integers(0, 256, (90, 150, 3), np.uint8)
 QUESTION = "what is in the picture ?"
+SEVERAL = [name for name, method in METHODS.items() if method.passes > 1]
 FORGETFUL = ("paligemma", "gemma3", "gemma4", "gemma4-large")
 
 
@@ -240,7 +242,7 @@ def test_legrad_explains_a_few_tokens_at_a_time(
     llava: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = asked(llava, answer="a red cat", method="legrad", evidence=False)
-    monkeypatch.setattr("cam.answers.methods.GROUP", 2)
+    monkeypatch.setattr("cam.answers.passes.GROUP", 2)
     found = asked(llava, answer="a red cat", method="legrad", evidence=False)
     for mine, theirs in zip(found.tokens, whole.tokens, strict=True):
         close(mine.map, theirs.map, rtol=1e-5, atol=1e-8)
@@ -433,7 +435,7 @@ def test_eagle_is_the_papers_greedy_search(
 ) -> None:
     """On nine parts, of which five are found; every third step tries all, the others four."""
     for name, value in (("EAGLE_CELLS", 3), ("FOUND", 5), ("RANKED", 3), ("SCOPE", 4)):
-        monkeypatch.setattr(f"cam.answers.methods.{name}", value)
+        monkeypatch.setattr(f"cam.answers.passes.{name}", value)
     given: dict[str, Any] = {"answer": "a red cat", "evidence": False}
     found = asked(llava, method="eagle", word="red cat", **given)
     assert [token.map is None for token in found.tokens] == [True, False, False]
@@ -471,7 +473,7 @@ def test_eagle_is_the_papers_greedy_search(
     assert asked(llava, method="eagle", word="dog", **given).tokens[0].map is None
 
 
-@pytest.mark.parametrize("method", quick(PASSES, ["occlusion"]))
+@pytest.mark.parametrize("method", quick(SEVERAL, ["occlusion"]))
 def test_the_passes_are_as_many_as_is_said(
     llava: VisionLanguageModel, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,9 +483,9 @@ def test_the_passes_are_as_many_as_is_said(
         made.append(1)
         return likely(*given)
 
-    monkeypatch.setattr("cam.answers.methods.likely", counted)
+    monkeypatch.setattr("cam.answers.passes.likely", counted)
     asked(llava, answer="a red cat", method=method, word="cat", evidence=False)
-    assert len(made) == PASSES[method]
+    assert len(made) == METHODS[method].passes
 
 
 def test_a_given_answer_is_read_as_the_models_own(llava: VisionLanguageModel) -> None:
@@ -757,11 +759,11 @@ def test_a_photo_is_encoded_once(photos: int, runs: list[int]) -> None:
         assert mine.evidence == pytest.approx(theirs.evidence, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["tam", "eagle", *OWN_PASSES])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_model_is_left_as_it_was(
     llava: VisionLanguageModel, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cam.answers.methods.FOUND", 2)
+    monkeypatch.setattr("cam.answers.passes.FOUND", 2)
     module = llava.model
     before = module.config._attn_implementation
 

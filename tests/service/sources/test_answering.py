@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -26,7 +26,6 @@ from service.cli.main import cli
 from service.client import Client
 from service.core.errors import ConfigError
 from service.features.answers import ask
-from service.features.answers.schemas import AnswerMethodName
 from service.features.answers.work import AnswerQuestion
 from service.http import reception
 from service.loading.served_model import check, load
@@ -135,11 +134,6 @@ def test_the_map_of_a_word_is_scored(client: TestClient) -> None:
         "words"
     ]
     assert word["scores"]["pointing"] == 1
-
-
-def test_requests_and_the_library_know_the_same_methods() -> None:
-    """Clients know the names without `cam`."""
-    assert get_args(AnswerMethodName.__value__) == tuple(ANSWER_METHODS)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, Route, expect
 
-from cam.answers.answer import ANSWER_METHODS
+from cam.answers.methods import METHODS
 from tests.service.conftest import encoded
 from tests.service.features.studio.browsing import (
     READY,
@@ -175,8 +175,8 @@ def test_arrow_keys_choose_words(asking: Page) -> None:
 def test_every_method_is_there_and_asks_again(asking: Page, address: str) -> None:
     options = asking.locator("#word-method option")
     told = {one.get_attribute("value"): one.get_attribute("title") for one in options.all()}
-    # EAGLE explains one word that is known before.
-    assert told == {name: says for name, says in ANSWER_METHODS.items() if name != "eagle"}
+    # The page asks for all words.
+    assert told == {name: each.summary for name, each in METHODS.items() if each.of != "word"}
     ask(asking)
     word(asking, "square").click()
     for method in ("occlusion", "attention"):
