@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,14 @@ def paste(folder: Path, page: str, heading: str) -> None:
     for name, content in re.findall(r"```\w+\n# (\S+)\n(.*?)```", section, re.DOTALL):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
+
+
+def install_example(folder: Path, page: str, heading: str) -> None:
+    """Install the package of a section's example, without its dependencies."""
+    paste(folder, page, heading)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    for group, points in project["entry-points"].items():
+        install(folder, group, points, group.replace(".", "-"), project["version"])
 
 
 def install(

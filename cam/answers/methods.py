@@ -1,6 +1,9 @@
 """The table of the methods that explain answers, with the function, the needs and the cost of each.
 
 The functions need torch, so the table names them, and they are imported when a map is made.
+
+A package may add methods of its own: each entry point of the group `gradcam.answer_methods` is an
+`AnswerMethod`.
 """
 
 from __future__ import annotations
@@ -8,9 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from cam.extensions import added
 from cam.methods import METHODS as OF_MAPS
 from cam.methods.method import Function
 
+GROUP: Final = "gradcam.answer_methods"
+"""The group of entry points whose objects are further methods."""
 Blocks = Literal[0, 1, "later", "all"]
 """A number of blocks of the language model: none, one, those from the middle one on, or all."""
 
@@ -52,7 +58,7 @@ class AnswerMethod:
     """The paper that the formula is from, with the place in it; "" if that is not told."""
 
 
-METHODS: Final = {
+_BUILT_IN: Final = {
     method.name: method
     for method in (
         AnswerMethod(
@@ -151,6 +157,9 @@ METHODS: Final = {
         ),
     )
 }
-"""Name → method."""
+METHODS: Final = _BUILT_IN | {
+    method.name: method for method in added(GROUP, AnswerMethod, __name__, {*_BUILT_IN, "auto"})
+}
+"""Name → method, those of other packages last."""
 ANSWER_METHODS: Final[dict[str, str]] = {name: each.summary for name, each in METHODS.items()}
 """Method → what its maps are, in one line."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.packages import install, paste
+from tests.packages import install_example
 from tests.service.conftest import encoded, noise
 from tests.service.http.test_routes import heatmap
 from tests.service.live import serving
@@ -18,11 +17,7 @@ from tests.service.process.test_supervisor import PNG, catalog
 
 @pytest.mark.slow
 def test_a_method_of_a_users_package_is_served(tmp_path: Path) -> None:
-    # The example's package, without its dependency.
-    paste(tmp_path, "methods.md", "## A method of your own")
-    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
-    ((group, points),) = project["entry-points"].items()
-    install(tmp_path, group, points, project["name"], project["version"])
+    install_example(tmp_path, "methods.md", "## A method of your own")
     photo = encoded(noise(8, 8, 0))
     asked = "signed=true&normalize=none&size=layer&target=1"
     with serving("--models", catalog(tmp_path, "tiny"), PYTHONPATH=str(tmp_path)) as (_, http):

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -28,7 +27,7 @@ from service.features.answers.parameters import AnswerParameters
 from service.features.evaluate.parameters import EvaluateParameters
 from service.features.jobs.queries import JobParameters
 from service.pipeline.parameters import OPTIONS, Parameters, declared
-from tests.packages import ROOT, install, paste
+from tests.packages import ROOT, install, install_example
 from tests.service.conftest import encoded, noise
 from tests.service.live import serving
 from tests.service.process.test_supervisor import PNG, catalog
@@ -81,10 +80,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the package of docs/http-api.md, as if it was installed, without its
     dependency."""
     folder = tmp_path_factory.mktemp("package")
-    paste(folder, "http-api.md", HEADING)
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    for group, points in project["entry-points"].items():
-        install(folder, group, points, group.replace(".", "-"), project["version"])
+    install_example(folder, "http-api.md", HEADING)
     return folder
 
 

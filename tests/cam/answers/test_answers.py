@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from cam import AnswerOptions, ExplainedAnswer, VisionLanguageModel, explain_answer
-from cam.answers.answer import AnswerToken, phrase_of, words_of
+from cam.answers.answer import AnswerProgress, AnswerToken, phrase_of, words_of
 from cam.answers.explain import answer_in_steps
-from cam.answers.methods import METHODS
+from cam.answers.methods import METHODS, AnswerMethod
 from cam.answers.passes import _blocks, blurred, likely
+from cam.answers.vision_language import Asked, Read
 from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
 from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
@@ -471,6 +472,34 @@ def test_eagle_is_the_papers_greedy_search(
     expected[order] = np.append(np.cumsum(gains[:0:-1])[::-1], 0) / sum(gains[1:])
     close(found.tokens[1].map, expected.reshape(3, 3), rtol=1e-2, atol=1e-3)
     assert asked(llava, method="eagle", word="dog", **given).tokens[0].map is None
+
+
+def test_a_method_that_is_added_to_the_table_is_asked(
+    llava: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maps' number is the one of the token or of the word's first token."""
+
+    def of_token(model: VisionLanguageModel, asked: Asked) -> Callable[[int, Read], Any]:
+        return lambda token, read: np.full((1, 2), token, np.float32)
+
+    def of_answer(model: VisionLanguageModel, asked: Asked, tokens: list[int]) -> Any:
+        yield AnswerProgress(1, 1, "mine")
+        return [np.full((1, 2), token, np.float32) for token in tokens]
+
+    def of_word(model: VisionLanguageModel, asked: Asked, tokens: list[int], word: slice) -> Any:
+        yield AnswerProgress(1, 1, "mine")
+        return np.full((1, 2), tokens[word][0], np.float32)
+
+    for mine in (
+        AnswerMethod("mine", "s", of_token, of="token"),
+        AnswerMethod("mine", "s", of_answer),
+        AnswerMethod("mine", "s", of_word, of="word"),
+    ):
+        monkeypatch.setitem(METHODS, "mine", mine)
+        found = asked(llava, answer="a red cat", method="mine", word="cat", evidence=False)
+        for token in found.tokens[-1:] if mine.of == "word" else found.tokens:
+            close(token.map, [[token.id, token.id]], rtol=0)
+    assert [token.map is None for token in found.tokens] == [True, True, False]
 
 
 @pytest.mark.parametrize("method", quick(SEVERAL, ["occlusion"]))

@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 from typer.testing import CliRunner
@@ -33,6 +34,7 @@ from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
 from service.sources.embedded.build import SHAPES
 from tests.answering import family
+from tests.packages import install_example
 from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values
 from tests.service.live import ROOT, serving
@@ -476,3 +478,31 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(block, space)
     assert space["phrase"].map.shape == (12, 12)
+
+
+@pytest.mark.slow
+def test_a_method_of_a_users_package_is_served(tmp_path: Path) -> None:
+    install_example(tmp_path, "language.md", "## A method of your own")
+    file = tmp_path / "models.toml"
+    file.write_text(f'[[models]]\nname = "shapes"\nsource = "{SHAPES}"\n')
+    asked: dict[str, Any] = {"question": QUESTION, "answer": "a red circle", "method": "cosine"}
+    with serving("--models", str(file), PYTHONPATH=str(tmp_path)) as (_, http):
+        told = post(http, accept="application/x-ndjson", **asked, normalize="none")
+        lines = [json.loads(line) for line in told.text.splitlines()]
+        wrong = post(http, **asked | {"method": "sine"})
+        document = http.get("/openapi.json").json()["components"]["schemas"]
+        with Client(str(http.base_url)) as client:  # which has no such package
+            answer = client.answer(PICTURE, **asked)
+    model = load(SHAPES_ENTRY).answering
+    assert isinstance(model, VisionLanguageModel)
+    question = model.ask(np.asarray(Image.open(BytesIO(PICTURE)).convert("RGB")), QUESTION)
+    with torch.no_grad():
+        image = model.read(question)[0].hidden[question.image]
+    for line, token in zip(lines[:-1], model.tokens_of(question, "a red circle"), strict=True):
+        said = model.head.weight[token]
+        cosine = ((image @ said) / (image.norm(dim=1) * said.norm())).clamp(min=0)
+        np.testing.assert_allclose(values(line).ravel(), cosine.detach(), rtol=1e-4, atol=1e-6)
+    assert answer.method == lines[-1]["method"] == "cosine"
+    assert document["AnswerMethodName"]["enum"][-1] == "cosine"
+    assert document["WantedAnswerMethod"]["enum"][-2:] == ["cosine", "auto"]
+    assert "'eagle', 'cosine' or 'auto'" in wrong.json()["detail"]
