@@ -21,7 +21,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from typer.testing import CliRunner
 
-from cam import ANSWER_METHODS, AnswerOptions, VisionLanguageModel, explain_answer
+from cam import AnswerOptions, VisionLanguageModel, explain_answer
+from cam.answers.methods import METHODS
 from service.backend.work import Running
 from service.cli.main import cli
 from service.client import Client
@@ -50,6 +51,7 @@ PICTURE = encoded(Image.fromarray(SCENE.draw(192)))
 QUESTION = "What is in the picture?"
 SAID = "a red circle left of a blue square on a table"
 PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("# Answers")[2]
+AUDITS = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
 SHAPES_ENTRY = ModelEntry(name="shapes", source=SHAPES)
 
 
@@ -140,7 +142,7 @@ def test_the_map_of_a_word_is_scored(client: TestClient) -> None:
 
 @pytest.mark.slow
 def test_every_method_is_answered(client: TestClient) -> None:
-    for method in ANSWER_METHODS:
+    for method in METHODS:
         query: dict[str, Any] = {"question": QUESTION, "word": "blue", "method": method}
         (answer,) = post(client, **query).json()["answers"]
         assert answer["method"] == method
@@ -460,6 +462,26 @@ def test_processes_stream_and_stop_when_the_caller_leaves(tmp_path: Path) -> Non
         until(lambda: answered() > before)  # it is known that the caller has left
         # It ends before all 125 passes are made, of which the last 64 are occlusion's.
         assert at_rest(passes, 1.5) - begun < 100
+
+
+def test_the_page_says_what_the_table_of_methods_says() -> None:
+    (row,) = re.findall(r"(?m)^\| `method` \| (.*?);", PAGE)
+    list_of_methods = PAGE.partition("**Methods.**")[2].partition("\n\nOn ")[0]
+    told = re.split(r"\n- ", list_of_methods)[1:]
+    assert row == ", ".join(f"`{name}`" for name in METHODS)
+    for one, (name, method) in zip(told, METHODS.items(), strict=True):
+        words = " ".join(one.split())
+        assert words.startswith(f"`{name}`")
+        assert method.passes == 1 or f"{method.passes} passes" in words
+        assert ("backward pass" in words) == bool(method.graded)
+        assert ("does not depend on the word" in words) == (method.depends_on == "place")
+        author, year = re.findall(r"^\w+|\b\d{4}\b", method.paper)[:2] or ("", "")
+        assert author in words
+        assert year in words
+    (named,) = re.findall(r"([^.]*) are\s+measured only if `--method` names them", AUDITS)
+    assert {*re.findall(r"`(\w+)`", named)} == {
+        n for n, each in METHODS.items() if not each.audited
+    }
 
 
 @pytest.mark.slow
