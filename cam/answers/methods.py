@@ -9,6 +9,7 @@ A package may add methods of its own: each entry point of the group `gradcam.ans
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
 from cam.extensions import added
@@ -58,93 +59,82 @@ class AnswerMethod:
     """The paper that the formula is from, with the place in it; "" if that is not told."""
 
 
+# What the methods of a family have in common, as in the table of methods of maps.
+_read_off: Final = partial(AnswerMethod, of="token", depends_on="word", audited=True)
+_in_passes: Final = partial(AnswerMethod, audited=True)
+_baseline: Final = partial(AnswerMethod, attended=1, depends_on="place")
+
 _BUILT_IN: Final = {
     method.name: method
     for method in (
-        AnswerMethod(
+        _read_off(
             "tam",
             "what the image tokens say, without what earlier words explain (token activation map)",
             "cam.answers.token_maps:TokenMaps",
-            of="token",
-            depends_on="word",
-            audited=True,
             paper=(
                 'Li et al., "Token Activation Map to Visually Explain Multimodal LLMs", ICCV 2025, '
                 "sections 3.2 and 3.3"
             ),
         ),
-        AnswerMethod(
+        _read_off(
             "logits",
             "what the image tokens say: the token's logit there (logit lens)",
             "cam.answers.token_maps:logits",
-            of="token",
-            depends_on="word",
-            audited=True,
             paper='nostalgebraist, "interpreting GPT: the logit lens", 2020',
         ),
-        AnswerMethod(
+        _in_passes(
             "gradcam",
             "hidden states of the image tokens, weighted by their mean gradient",
             "cam.answers.passes:gradcam",
             graded="later",
-            audited=True,
             paper=OF_MAPS["gradcam"].paper,
         ),
-        AnswerMethod(
+        _in_passes(
             "hirescam",
             "hidden states of the image tokens, times their gradient",
             "cam.answers.passes:hirescam",
             graded="later",
-            audited=True,
             paper=OF_MAPS["hirescam"].paper,
         ),
-        AnswerMethod(
+        _in_passes(
             "legrad",
             "how far more attention to an image token raises the token's logit, block by block",
             "cam.answers.passes:legrad",
             graded=1,
             attended=1,
-            audited=True,
             paper=OF_MAPS["legrad"].paper,
         ),
-        AnswerMethod(
+        _in_passes(
             "attnlrp",
             "the logit shared out backwards, through every block, by rules",
             "cam.answers.passes:attnlrp",
             graded="all",
-            audited=True,
             paper=OF_MAPS["attnlrp"].paper,
         ),
-        AnswerMethod(
+        _in_passes(
             "chefer",
             "attention times its gradient, through all blocks",
             "cam.answers.passes:chefer",
             graded="all",
             attended="all",
-            audited=True,
             paper=OF_MAPS["chefer"].paper,
         ),
-        AnswerMethod(
+        _baseline(
             "attention",
             "mean attention to the image tokens; a baseline, which knows no word",
             "cam.answers.passes:attention",
-            attended=1,
-            depends_on="place",
         ),
-        AnswerMethod(
+        _baseline(
             "rollout",
             "attention to the image tokens through all blocks; a baseline, which knows no word",
             "cam.answers.passes:rollout",
-            attended=1,
-            depends_on="place",
             paper=OF_MAPS["rollout"].paper,
         ),
-        AnswerMethod(
+        _in_passes(
             "occlusion",
             "how much less probable the token is without a part of the photo",
             "cam.answers.passes:occlusion",
             passes=65,
-            audited=True,
             paper=OF_MAPS["occlusion"].paper,
         ),
         AnswerMethod(
