@@ -24,7 +24,7 @@ import cam
 from cam.drawing.placement import resize
 from cam.layers import level_layers
 from cam.outputs.outputs import outputs_of, size_of
-from tests.cam.detectors.nets import scenes, trained
+from tests.zoo.detectors import scenes, trained
 
 STEPS = 20
 """Of an insertion curve."""

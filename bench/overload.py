@@ -59,7 +59,7 @@ MODELS: Final = {
     "door": 'source = "timm:test_resnet"\nweights = "none"\ninput_size = 64',
     "default": 'source = "embedded:efficientnet-lite0"',
     "large": 'source = "torchvision:resnet50"\nweights = "none"',
-    "engine": 'source = "factory:tests.chaos.models:slow"\nweights = "none"\ninput_size = 8\n'
+    "engine": 'source = "factory:tests.zoo.factories:bulky"\nweights = "none"\ninput_size = 8\n'
     "max_batch = 1",
 }
 CLIENTS: Final = 8

@@ -23,7 +23,7 @@ from cam import ClassTarget, PromptClassifier, Question, explain_batch
 from cam.layers import default_layer, survey
 from cam.outputs.reading import Reading
 from cam.targets import Target
-from tests.image_text import TEXT, tokenizer
+from tests.zoo.image_text import TEXT, tokenizer
 
 PROMPTS = ("a cat", "a dog", "the remote control")
 

@@ -10,8 +10,8 @@ from scipy.stats import spearmanr
 from cam import explain, spearman
 from cam.drawing.placement import Float, shrink
 from cam.errors import UnknownMethod
-from tests.cam.nets import images, small
-from tests.cam.passes.test_stepwise import Counting
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images, seen_by
 
 
 def of(*rows: list[float]) -> Float:
@@ -58,9 +58,10 @@ def test_the_coarser_grid_counts() -> None:
 
 
 def test_several_methods_share_a_pass_and_are_as_they_are_alone() -> None:
-    model = Counting().eval()
+    model = small()
+    seen = seen_by(model)
     names = ["gradcam", "scorecam", "layercam", "fullgrad"]
-    layers = ["inner.relu1", "inner.relu2"]
+    layers = ["relu1", "relu2"]
     batch = images(2)
     alone = {}
     for name in names:
@@ -69,9 +70,9 @@ def test_several_methods_share_a_pass_and_are_as_they_are_alone() -> None:
         alone[name] = [found[:half], found[half:]]
     passes = {}
     for asked in (["gradcam"], ["gradcam", "layercam"]):
-        model.sizes.clear()
+        seen.clear()
         explain(model, batch, target=[0, 2], method=asked, layer=layers)
-        passes[len(asked)] = list(model.sizes)
+        passes[len(asked)] = [len(each) for each in seen]
     assert passes[1] == passes[2]
     together = explain(model, batch, target=[0, 2], method=names, layer=layers)
     expected = [each for image in range(2) for name in names for each in alone[name][image]]

@@ -22,7 +22,8 @@ from cam.errors import (
     UnknownLayer,
     UnknownMethod,
 )
-from tests.cam.nets import Small, hook_count, images, small
+from tests.zoo.convolutional import Small, around, small
+from tests.zoo.parts import hook_count, images
 
 # --- targets
 
@@ -206,16 +207,9 @@ def test_a_question_without_layers_is_named() -> None:
 # --- models
 
 
-class Saying(Small):
-    """`Small` that says something else."""
-
-    def __init__(self, said: Any) -> None:
-        super().__init__()
-        self.said = said
-
-    def forward(self, x: Tensor) -> Any:
-        logits = super().forward(x)
-        return self.said(logits) if callable(self.said) else self.said
+def saying(said: Any) -> nn.Module:
+    """`small` that says something else."""
+    return around(after=lambda logits: said(logits) if callable(said) else said)
 
 
 SAID: dict[str, Any] = {
@@ -244,7 +238,7 @@ SAID: dict[str, Any] = {
     "method", ["gradcam", "rise", "fullgrad", "ablationcam", "smoothgradcam++"]
 )
 def test_what_says_no_logits_is_refused(kind: str, method: str) -> None:
-    model = Saying(SAID[kind]).eval()
+    model = saying(SAID[kind])
     for layer in ("auto", "relu2"):
         with pytest.raises(NotLogits):
             explain(model, images(2), target=1, method=method, layer=layer, budget=4)
@@ -266,13 +260,11 @@ def test_what_is_no_module_is_named(model: Any, words: str) -> None:
 
 
 def test_a_container_that_never_runs_is_named() -> None:
-    class Listed(Small):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList([self.conv1, self.conv2])
+    model = small()
+    model.parts = nn.ModuleList([model.conv1, model.conv2])
 
     with pytest.raises(LayerDidNotRun, match="'parts' did not run"):
-        explain(Listed().eval(), images(1), layer="parts")
+        explain(model, images(1), layer="parts")
 
 
 def test_what_the_models_own_forward_raises_stays_its_own() -> None:
@@ -282,7 +274,7 @@ def test_what_the_models_own_forward_raises_stays_its_own() -> None:
     def fail(logits: Tensor) -> Tensor:
         raise BrokenError
 
-    model, x = Saying(fail).train(), images(1)
+    model, x = saying(fail).train(), images(1)
     for method in METHODS:
         with pytest.raises((BrokenError, CamError)):
             explain(model, x, method=method, layer="relu2", budget=4)
@@ -296,7 +288,7 @@ def test_what_the_models_own_forward_raises_stays_its_own() -> None:
 # --- all of it
 
 ODD: dict[str, list[Any]] = {
-    "model": [*(Saying(said).eval() for said in SAID.values()), None, nn.Identity(), nn.Flatten()],
+    "model": [*(saying(said) for said in SAID.values()), None, nn.Identity(), nn.Flatten()],
     "images": [each for each, _, _ in WRONG_IMAGES.values()],
     "target": [
         *(-1, 3, 10**30, True, 0.5, "cat", b"1", [], [[]], (), object(), np.nan, np.array([0.5])),

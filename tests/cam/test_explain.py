@@ -34,7 +34,9 @@ from cam.errors import (
     NotLogits,
     UnknownMethod,
 )
-from tests.cam.nets import ATTENDING, DETECTING, Small, hook_count, images, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
+from tests.zoo.convolutional import Fork, small
+from tests.zoo.parts import Net, at_layer, hook_count, images, means
 
 
 def test_equals_the_paper_written_out() -> None:
@@ -150,19 +152,11 @@ def test_a_failure_belongs_to_its_item() -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_its_items_error() -> None:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.layer(x).sqrt().sum(dim=(2, 3))  # its slope at 0 is infinite
-            return out
-
+    model = at_layer(lambda a: a.sqrt().sum((2, 3)))  # its slope at 0 is infinite
     x = torch.ones(2, 3, 8, 8)
     x[1, 0, 0, 0] = 0
     question = Question((ClassTarget(0),), "gradcam", ("layer",))
-    good, bad = explain_batch(Root(), x, [question] * 2)
+    good, bad = explain_batch(model, x, [question] * 2)
     assert isinstance(good, ExplainedImage)
     assert isinstance(bad, NonFinite)
     assert "'layer'" in str(bad)
@@ -263,29 +257,6 @@ def test_the_model_after_a_thousand_explanations_a_hundred_of_them_failing() -> 
         torch.testing.assert_close(parameter, before[name], rtol=0, atol=0)
 
 
-class Fork(Small):
-    """Two branches: conv1 is before both, conv2 and the head in one of them; a number besides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.side = nn.Conv2d(4, 5, 1)
-        self.scale = Constant()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu1(self.conv1(x))
-        self.side(x)
-        x = self.relu2(self.conv2(x)) * self.scale(x)
-        out: Tensor = self.head(x.mean(dim=(2, 3)))
-        return out
-
-
-class Constant(nn.Module):
-    """Returns a number that is not the batch's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tensor(2.0)
-
-
 def test_what_one_asks_in_vain_is_not_its_neighbours_error() -> None:
     """A target before its layer, one beside it, and one that the method cannot compare."""
     model, x = Fork().eval(), images(4)
@@ -329,21 +300,19 @@ def test_an_image_that_wants_a_gradient_gets_none(method: str) -> None:
 def test_a_layer_without_a_gradient_is_named_beside_one_that_has_it() -> None:
     """Never a quiet black picture: the last rectifier lets nothing back."""
 
-    class Dead(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 4, 3, padding=1)
-            self.side = nn.Conv2d(4, 4, 1)
-            self.relu = nn.ReLU()
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            out: Tensor = self.head((x + self.relu(self.side(x) - 100)).mean((2, 3)))
-            return out
+    def forward(x: Tensor, **parts: nn.Module) -> Any:
+        x = parts["stem"](x)
+        dead = parts["relu"](parts["side"](x) - 100)
+        return parts["head"](means(x + dead))
 
     torch.manual_seed(0)
-    model = Dead().eval()
+    model = Net(
+        forward,
+        stem=nn.Conv2d(3, 4, 3, padding=1),
+        side=nn.Conv2d(4, 4, 1),
+        relu=nn.ReLU(),
+        head=nn.Linear(4, 2),
+    ).eval()
     for method in ("gradcam", "hirescam", "layercam"):
         dead, alive = explain(model, images(1), target=1, method=method, layer=["side", "stem"])
         assert not dead.map.any()

@@ -12,44 +12,27 @@ from torch import Tensor, nn
 import cam
 from cam import ClassTarget, Question
 from cam.passes.batch_dependence import conduct_of
-from tests.cam.nets import as_after_training
+from tests.zoo.convolutional import normalising
+from tests.zoo.parts import as_after_training, pooled
 
-LAYER = "features.6"
+LAYER = "net.6"
 CLASS = ClassTarget(1)
 
 
-class Normalising(nn.Module):
+def trained(*, in_place: bool) -> nn.Module:
     """A classifier with the statistics and weights of a trained one.
 
     Args:
         in_place: whether it normalises the caller's own tensor.
     """
-
-    def __init__(self, *, in_place: bool) -> None:
-        super().__init__()
-        self.in_place = in_place
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-        )
-        self.head = nn.Linear(16, 5)
-        seeded = torch.Generator().manual_seed(3)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=seeded) * 0.3
-        as_after_training(self)
-
-    def forward(self, images: Tensor) -> Tensor:
-        if self.in_place:
-            images.sub_(0.45).div_(0.22)
-        else:
-            images = (images - 0.45) / 0.22
-        scores: Tensor = self.head(self.features(images).mean((2, 3)))
-        return scores
+    net = pooled(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Linear(16, 5)),
+    )
+    seeded = torch.Generator().manual_seed(3)
+    for parameter in net.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=seeded) * 0.3
+    return normalising(as_after_training(net), in_place=in_place)
 
 
 @pytest.fixture
@@ -111,6 +94,6 @@ def test_a_model_that_changes_its_input_is_explained_as_one_that_does_not(
     image: Tensor, work: Callable[[nn.Module, Tensor], list[float]]
 ) -> None:
     given = image.clone()
-    found = work(Normalising(in_place=True), given)
+    found = work(trained(in_place=True), given)
     assert torch.equal(given, image)
-    assert found == pytest.approx(work(Normalising(in_place=False), image), rel=1e-5)
+    assert found == pytest.approx(work(trained(in_place=False), image), rel=1e-5)

@@ -10,7 +10,8 @@ from torch import nn
 
 from cam import Capture, explain
 from cam.errors import UnknownLayer, UnknownMethod
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 
 def test_a_module_is_the_layer_of_its_name() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import OrderedDict
+from typing import Any
 
 import pytest
 import timm
@@ -12,7 +12,8 @@ from cam import Layer, default_layer, survey
 from cam.errors import NoTargetLayer, UnknownMethod
 from cam.hooks.grids import Grid
 from cam.layers import declare_layers, stage_layers
-from tests.cam.nets import hook_count, images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images, means
 
 
 def test_a_survey_lists_every_module_in_execution_order() -> None:
@@ -49,23 +50,23 @@ def test_a_survey_of_a_model_in_training_is_made_in_eval_mode() -> None:
 
 
 def test_a_survey_says_why_not() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu = nn.ReLU()
-            self.last = nn.Conv2d(3, 6, 1)
-            self.blind = nn.Conv2d(6, 6, 1)
-            self.never = nn.Conv2d(3, 6, 1)
-            self.channels_last = nn.Linear(6, 64)
-            self.flat = nn.Linear(64, 64)
+    def odd(x: Tensor, **parts: nn.Module) -> Any:
+        x = parts["last"](parts["relu"](parts["relu"](x)))
+        parts["blind"](x)
+        wide = parts["channels_last"](x.permute(0, 2, 3, 1))
+        return parts["flat"](wide.mean((1, 2)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.last(self.relu(self.relu(x)))
-            self.blind(x)
-            out: Tensor = self.flat(self.channels_last(x.permute(0, 2, 3, 1)).mean(dim=(1, 2)))
-            return out
+    model = Net(
+        odd,
+        relu=nn.ReLU(),
+        last=nn.Conv2d(3, 6, 1),
+        blind=nn.Conv2d(6, 6, 1),
+        never=nn.Conv2d(3, 6, 1),
+        channels_last=nn.Linear(6, 64),
+        flat=nn.Linear(64, 64),
+    )
 
-    found = {layer.name: layer.problem for layer in survey(Odd(), images(1))}
+    found = {layer.name: layer.problem for layer in survey(model, images(1))}
     assert found == {
         "relu": "it runs 2 times in a forward pass; name the block around it, or one of its calls",
         "relu#1": None,
@@ -81,18 +82,14 @@ def test_a_survey_says_why_not() -> None:
 def test_an_identity_that_the_output_does_not_depend_on_is_no_default() -> None:
     """Although the output depends on what the identity reads."""
 
-    class Unread(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.unread, self.head = nn.Conv2d(3, 4, 3), nn.Sequential(), nn.Linear(4, 5)
+    def forward(x: Tensor, conv: nn.Module, unread: nn.Module, head: nn.Module) -> Any:
+        x = conv(x)
+        unread(x)
+        return head(means(x))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x)
-            self.unread(x)
-            out: Tensor = self.head(x.mean(dim=(2, 3)))
-            return out
+    parts = {"conv": nn.Conv2d(3, 4, 3), "unread": nn.Sequential(), "head": nn.Linear(4, 5)}
 
-    found = survey(Unread(), images(1))
+    found = survey(Net(forward, **parts), images(1))
     assert {each.name: each.problem for each in found if each.name != "head"} == {
         "conv": None,
         "unread": "the model's output does not depend on it",
@@ -115,34 +112,32 @@ def test_a_survey_leaves_the_model_as_found() -> None:
     assert not model.training
     assert all(p.grad is None for p in model.parameters())
 
-    class Broken(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            super().forward(x)  # type: ignore[no-untyped-call]
-            raise RuntimeError("broken")
+    def fail(x: Tensor, conv: nn.Module) -> None:
+        conv(x)
+        raise RuntimeError("broken")
 
-    broken = Broken(OrderedDict(conv=nn.Conv2d(3, 3, 1)))
+    broken = Net(fail, conv=nn.Conv2d(3, 3, 1))
     with pytest.raises(RuntimeError, match="broken"):
         survey(broken, images(1))
     assert hook_count(broken) == 0
     assert broken.training
 
 
-class Adapter(nn.Module):
+def adapter(base_layer: nn.Linear) -> nn.Module:
     """A module of peft's LoRA: the wrapped module and a sum of low rank."""
+    name = "default"
 
-    def __init__(self, base_layer: nn.Linear) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        self.lora_dropout = nn.ModuleDict({"default": nn.Sequential(nn.Identity())})
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(base_layer.in_features, 2)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, base_layer.out_features)})
+    def forward(x: Tensor, base_layer: nn.Module, **lora: nn.ModuleDict) -> Any:
+        given = lora["lora_A"][name](lora["lora_dropout"][name](x))
+        return base_layer(x) + lora["lora_B"][name](given)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base_layer(x)
-        more: Tensor = self.lora_B["default"](
-            self.lora_A["default"](self.lora_dropout["default"](x))
-        )
-        return out + more
+    return Net(
+        forward,
+        base_layer=base_layer,
+        lora_dropout=nn.ModuleDict({name: nn.Sequential(nn.Identity())}),
+        lora_A=nn.ModuleDict({name: nn.Linear(base_layer.in_features, 2)}),
+        lora_B=nn.ModuleDict({name: nn.Linear(2, base_layer.out_features)}),
+    ).eval()
 
 
 @pytest.mark.parametrize("adapted", [("qkv",), ("qkv", "proj", "fc1", "fc2")])
@@ -157,7 +152,7 @@ def test_adapters_do_not_move_the_default_layer(adapted: tuple[str, ...]) -> Non
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if name in adapted and isinstance(module, nn.Linear):
-                setattr(parent, name, Adapter(module).eval())
+                setattr(parent, name, adapter(module))
     assert default_layer(survey(model, x)) == expected
 
 

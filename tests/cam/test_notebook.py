@@ -24,7 +24,8 @@ from PIL import Image
 from cam import CamError, ClassTarget, UnitTarget, explain, grid
 from cam.drawing.notebook import SIDE
 from cam.drawing.panel import GAP, TEXT, TITLE
-from tests.cam.nets import Small, images
+from tests.zoo.convolutional import Small
+from tests.zoo.parts import images
 
 
 def shown(bundle: dict[str, Any]) -> NDArray[np.uint8]:

@@ -18,7 +18,7 @@ from torchvision.transforms.functional import to_tensor
 
 from cam import explain
 from cam.errors import InvalidImages, InvalidTarget
-from tests.cam.nets import small
+from tests.zoo.convolutional import small
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
 PHOTO = Image.fromarray(PIXELS)

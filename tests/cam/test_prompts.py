@@ -15,8 +15,9 @@ from PIL import Image
 
 from cam import ClassTarget, Output, PromptClassifier, TextTarget, explain
 from cam.errors import InvalidPrompt, InvalidTarget, MethodUnsuited, ModelError
-from tests.cam.nets import ATTENDING, MATRICES
-from tests.image_text import (
+from tests.cam.methods.needs import ATTENDING, MATRICES
+from tests.quick import quick
+from tests.zoo.image_text import (
     KINDS,
     LONGEST,
     OPEN_CLIP,
@@ -25,7 +26,6 @@ from tests.image_text import (
     open_clip_model,
     tokenizer,
 )
-from tests.quick import quick
 
 PROMPTS = ("a cat", "a dog", "the remote control")
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))

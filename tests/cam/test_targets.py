@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from cam import ClassTarget, Output, UnitTarget, explain
 from cam.errors import BoxOutside, ClassOutOfRange, SelfContrast, TargetMismatch
 from cam.targets import mirrored
-from tests.cam.nets import images, small
+from tests.zoo.by_hand import identity
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 # e^z = 1, 2, 1: probabilities 1/4, 1/2, 1/4.
 SAID = Output(logits=torch.tensor([0.0, math.log(2), 0.0]))
@@ -35,24 +36,12 @@ def test_the_number_by_hand(target: ClassTarget, expected: float) -> None:
     assert float(target.resolve(SAID).score(SAID)) == pytest.approx(expected)
 
 
-class Identity(nn.Module):
-    """Logits are the means of three feature maps, which are the image's channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x).mean(dim=(2, 3))
-        return out
-
-
 def test_maps_by_hand() -> None:
     """A map is relu(mean gradient ⊙ activation): ±1/4 at each of four positions."""
     photo = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
 
     def map_of(target: ClassTarget) -> list[list[float]]:
-        (found,) = explain(Identity(), photo, target=target, layer="layer")
+        (found,) = explain(identity(), photo, target=target, layer="layer")
         return [[float(value) for value in row] for row in found.map]
 
     assert map_of(ClassTarget(0)) == [[1, 0], [0, 0]]

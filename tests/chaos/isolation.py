@@ -15,9 +15,9 @@ import httpx2
 import numpy as np
 
 from tests.chaos.finding import STUCK_SECONDS, Finding
-from tests.chaos.models import SICK
 from tests.chaos.sockets import metric
 from tests.chaos.stage import Client, photo, plain, staged
+from tests.zoo.hostile import SICK
 
 MANY = 32
 THREADS = 8

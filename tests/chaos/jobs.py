@@ -32,13 +32,13 @@ layout = "channels-last"
 """Last bits differ with the layout, which else is chosen at the start, by time."""
 LETHAL = """
 name = "lethal"
-source = "factory:tests.service.factories:lethal"
+source = "factory:tests.zoo.factories:lethal"
 weights = "none"
 input_size = 8
 """
 LEISURELY = """
 name = "leisurely"
-source = "factory:tests.chaos.models:slow"
+source = "factory:tests.zoo.factories:bulky"
 weights = "none"
 input_size = 8
 max_batch = 1

@@ -23,7 +23,7 @@ MODELS = {
     "the door": DOOR,
     "the door by /v2": DOOR,
     "the door by /invocations": DOOR,
-    "the engine": 'name = "m"\nsource = "factory:tests.chaos.models:slow"\nweights = "none"\n'
+    "the engine": 'name = "m"\nsource = "factory:tests.zoo.factories:bulky"\nweights = "none"\n'
     "input_size = 8\nmax_batch = 1",
 }
 CLIENTS = 4

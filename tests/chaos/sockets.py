@@ -96,7 +96,7 @@ async def leaving(scale: float) -> list[Finding]:
 
 
 SLOW = (
-    'name = "slow"\nsource = "factory:tests.chaos.models:slow"\nweights = "none"\n'
+    'name = "slow"\nsource = "factory:tests.zoo.factories:bulky"\nweights = "none"\n'
     "input_size = 8\nmax_batch = 1"
 )
 

@@ -90,7 +90,7 @@ class Stage:
 
     @property
     def hooks(self) -> int:
-        """On the modules of a model whose factory tells: see `models.watched`."""
+        """On the modules of a model whose factory tells: see `hostile.watched`."""
         time.sleep(1.2)
         return int(self._hooks.read_text())
 
@@ -142,8 +142,9 @@ def staged(*models: str, wait: bool = True, **environment: str) -> Iterator[Stag
 def _entry(model: str) -> str:
     if "=" in model:
         return f"[[models]]\n{model}\n"
+    factory = "tiny" if model == "calm" else model
     return (
-        f'[[models]]\nname = "{model}"\nsource = "factory:tests.chaos.models:{model}"\n'
+        f'[[models]]\nname = "{model}"\nsource = "factory:tests.zoo.factories:{factory}"\n'
         'weights = "none"\ninput_size = 8\nmean = [0, 0, 0]\nstd = [1, 1, 1]\n'
     )
 

@@ -87,7 +87,7 @@ def _pickles() -> list[Finding]:
                 tried += 1
                 entry = ModelEntry(
                     name="m",
-                    source="factory:tests.chaos.models:calm",
+                    source="factory:tests.zoo.factories:tiny",
                     weights=str(file),
                     input_size=8,
                 )

@@ -32,7 +32,7 @@ WHITE = ModelInput.of(np.full((32, 32, 3), 255, np.uint8))
 def entry(factory: str, device: torch.device, **settings: object) -> ModelEntry:
     given: dict[str, object] = {
         "name": factory,
-        "source": f"factory:tests.device.factories:{factory}",
+        "source": f"factory:tests.zoo.factories:{factory}",
         "weights": "none",
         "input_size": 32,
         "device": str(device),

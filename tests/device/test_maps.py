@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, SimilarityTarget, Target, UnitTarget, embed, explain
 from cam.agreement import spearman
-from tests.cam.nets import ATTENDING, DETECTING, OfModules, detector, segmenter, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
 from tests.quick import quick
+from tests.zoo.convolutional import OfModules, segmenter, small
+from tests.zoo.detectors import detector
 
 CLASSIFYING = [name for name in METHODS if name not in (*ATTENDING, *DETECTING)]
 RANDOM = ("smoothgradcam++", "smoothgrad", "sscam", "rise")

@@ -29,7 +29,7 @@ MODEL = "/v1/models/efficientnet-lite0"
 SLOW = """
 [[models]]
 name = "slow"
-source = "factory:tests.service.factories:slow"
+source = "factory:tests.zoo.factories:slow"
 weights = "none"
 input_size = 8
 max_batch = 1

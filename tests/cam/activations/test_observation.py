@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,49 +13,25 @@ from torch import Tensor, nn
 from cam import ClassTarget, gallery, observe
 from cam.activations.observations import statistics
 from cam.errors import UnknownLayer
-from tests.cam.nets import hook_count
-
-
-class TwoLayers(nn.Module):
-    """The net of the hooks tutorials: it returns what its hooks should see."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.seen: dict[str, Tensor] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen["fc1.input"] = x = x.mean(dim=(2, 3))
-        self.seen["fc1.output"] = x = self.fc1(x)
-        self.seen["fc2.input"] = x = x.relu()
-        self.seen["fc2.output"] = out = self.fc2(x)
-        result: Tensor = out
-        return result
+from tests.zoo.by_hand import forked, of_the_tutorials
+from tests.zoo.parts import Net, hook_count, scored
 
 
 def test_inputs_and_outputs_equal_what_forward_computes() -> None:
     torch.manual_seed(0)
-    model = TwoLayers().eval()
+    seen: dict[str, Tensor] = {}
+    model = of_the_tutorials(seen).eval()
     for found in observe(model, torch.randn(1, 3, 2, 2), ["fc1", "fc2"], ClassTarget()):
-        expected = {name: tensor.detach().numpy()[0] for name, tensor in model.seen.items()}
+        expected = {name: tensor.detach().numpy()[0] for name, tensor in seen.items()}
         assert found.input is not None
         np.testing.assert_allclose(found.input, expected[f"{found.layer}.input"])
         np.testing.assert_allclose(found.output, expected[f"{found.layer}.output"])
     assert hook_count(model) == 0
 
 
-class Square(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.y = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = self.y(x**2).mean(dim=(1, 2, 3))
-        return torch.stack([mean, 0 * mean], 1)
-
-
 def test_the_gradient_at_y_of_the_mean_of_four_is_a_quarter() -> None:
-    (found,) = observe(Square(), torch.ones(1, 1, 2, 2) * 3, ["y"], ClassTarget(0))
+    model = scored(lambda x, y: y(x**2).mean((1, 2, 3)), y=nn.Identity())
+    (found,) = observe(model, torch.ones(1, 1, 2, 2) * 3, ["y"], ClassTarget(0))
     np.testing.assert_array_equal(found.output, np.full((1, 2, 2), 9))
     assert found.gradient is not None
     np.testing.assert_array_equal(found.gradient, np.full((1, 2, 2), 0.25))
@@ -79,20 +57,10 @@ def test_statistics_by_hand() -> None:
 
 
 def test_a_layer_that_the_target_does_not_need_has_no_gradient() -> None:
-    class Blind(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.blind = nn.Conv2d(3, 2, 1), nn.Conv2d(3, 2, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.blind(x)
-            out: Tensor = self.used(x).mean(dim=(2, 3))
-            return out
-
-    used, blind = observe(Blind(), torch.randn(1, 3, 2, 2), ["used", "blind"], ClassTarget(0))
-    assert used.gradient is not None
-    assert blind.gradient is None
-    assert blind.strongest(2, "gradient") == []
+    seen, unused = observe(forked(), torch.randn(1, 3, 2, 2), ["seen", "unused"], ClassTarget(0))
+    assert seen.gradient is not None
+    assert unused.gradient is None
+    assert unused.strongest(2, "gradient") == []
 
 
 @pytest.mark.slow
@@ -128,23 +96,16 @@ def test_a_tile_shows_its_map_cell_by_cell() -> None:
     assert (picture[:6] == 255).all()
 
 
-class Windows(nn.Module):
-    """Looks at four windows of the image by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(6)
-        self.each = nn.Linear(16, 5)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        windows = x[:, 0].unfold(1, 4, 4).unfold(2, 4, 4).reshape(-1, 16)
-        out: Tensor = self.head(self.each(windows).mean(0, keepdim=True))
-        return out
-
-
 def test_all_windows_are_shown() -> None:
-    model, x = Windows().eval(), torch.randn(1, 3, 8, 8)
+    """The model looks at four windows of the image by themselves."""
+
+    def of_windows(x: Tensor, each: nn.Module, head: nn.Module) -> Any:
+        windows = x[:, 0].unfold(1, 4, 4).unfold(2, 4, 4).reshape(-1, 16)
+        return head(each(windows).mean(0, keepdim=True))
+
+    torch.manual_seed(6)
+    model = Net(of_windows, each=nn.Linear(16, 5), head=nn.Linear(5, 2)).eval()
+    x = torch.randn(1, 3, 8, 8)
     (found,) = observe(model, x, ("each",), ClassTarget(1))
     assert found.input is not None
     assert found.gradient is not None

@@ -22,9 +22,9 @@ from cam.answers.methods import METHODS, AnswerMethod
 from cam.answers.passes import _blocks, blurred, likely
 from cam.answers.vision_language import Asked, Read
 from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
-from tests.answering import FAMILIES, family, tokenizer
 from tests.cam.answers.test_token_maps import stated
 from tests.quick import quick
+from tests.zoo.language import FAMILIES, family, tokenizer
 
 PHOTO = np.random.default_rng(1).integers(0, 256, (90, 150, 3), np.uint8)
 QUESTION = "what is in the picture ?"

@@ -13,8 +13,8 @@ from cam import VisionLanguageModel
 from cam.answers.image_tokens import Tile, on_photo, tiles_of
 from cam.drawing.placement import Box
 from cam.errors import ModelError
-from tests.answering import FAMILIES, family
 from tests.quick import quick
+from tests.zoo.language import FAMILIES, family
 
 # PaliGemma's processor asks a tensor for an array as older versions of NumPy did.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -26,16 +26,17 @@ from cam.methods.subject import Subject
 from cam.outputs.detection import read_detections
 from cam.outputs.outputs import outputs_of, size_of
 from cam.passes.onepass import reached_layers
-from tests.cam.detectors.nets import (
+from tests.zoo.detectors import (
     SIDE,
     TORCHVISION,
+    Heads,
     blurry,
+    finding,
     torchvision_detector,
     trained,
-    trunk,
     yolo_like,
 )
-from tests.cam.nets import hook_count
+from tests.zoo.parts import hook_count
 
 LEVELS = {
     "fasterrcnn": [f"backbone.fpn.layer_blocks.{turn}" for turn in (3, 2, 1, 0)],
@@ -263,34 +264,6 @@ def test_corners_are_told_from_centres_by_the_image() -> None:
     assert kept.boxes.tolist() == [[5, 5, 35, 35]]
 
 
-class Heads(nn.Module):
-    """Boxes at stride 8 of 2 classes, and what other heads of YOLOs add behind them.
-
-    Args:
-        extra: the channels behind the classes, and the range of their values.
-    """
-
-    def __init__(self, extra: int, low: float, high: float, *, names: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem = trunk(3)
-        self.classes, self.extra = nn.Conv2d(32, 2, 1), nn.Conv2d(32, extra, 1)
-        self.low, self.high = low, high
-        if names:
-            self.names = {0: "plane", 1: "ship"}
-
-    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        features = self.stem(x)
-        height, width = features.shape[-2:]
-        y, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        centres = (torch.stack([across, y]) + 0.5) * 8
-        near = torch.cat([centres, torch.full_like(centres, 20.0)])[None]
-        places = near + features[:, :4].tanh()
-        said = self.low + (self.high - self.low) * (8 * self.extra(features)).sigmoid()
-        rows = torch.cat([places, self.classes(features).sigmoid() / 2, said], 1)
-        return rows.flatten(2), {"features": features}
-
-
 @pytest.mark.parametrize(
     ("form", "extra", "low", "high"),
     [
@@ -409,30 +382,18 @@ def test_tokens_are_no_boxes(raw: Tensor) -> None:
     assert form_of(raw) is None
 
 
-class Bright(nn.Module):
-    """A box around the left half as sure as it is bright, and one around the right half."""
-
-    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
-        half = x.shape[-1] // 2
-        height, width = x.shape[-2:]
-        boxes = x.new_tensor([[0, 0, half, height], [half, 0, width, height]])
-        labels = torch.tensor([0, 1])
-        return [
-            {
-                "boxes": boxes,
-                "labels": labels,
-                "scores": torch.stack([each[..., :half].mean(), each[..., half:].mean()]),
-            }
-            for each in x
-        ]
-
-
 def test_d_rise_shows_what_its_box_needs() -> None:
-    """S is the brightness that a mask leaves of the box: IoU and cosine are 1, of the other box
-    0."""
+    """The box around the left half is as sure as it is bright: S is the brightness that a mask
+    leaves of the box. IoU and cosine are 1, of the other box 0."""
     image = torch.full((1, 3, 32, 32), 0.8)
     target = cam.ClassTarget(0, box=(0, 0, 16, 32))
-    (found,) = cam.explain(Bright(), image, target=target, method="drise", budget=200)
+    model = finding(
+        lambda each: [
+            ((0, 0, 16, 32), 0, float(each.detach()[..., :16].mean())),
+            ((16, 0, 32, 32), 1, float(each.detach()[..., 16:].mean())),
+        ]
+    )
+    (found,) = cam.explain(model, image, target=target, method="drise", budget=200)
     masks = random_masks_of(image, 200)
     weights = 0.8 * masks[..., :16].mean((1, 2))
     expected = (weights[:, None, None] * masks).sum(0) / (200 * 0.5)

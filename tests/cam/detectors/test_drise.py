@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import cam
 from cam.detectors.methods import fused_levels
 from cam.errors import CamError, MethodUnsuited
 from tests.cam.detectors.test_detectors import random_masks_of
-from tests.cam.nets import small
+from tests.zoo.convolutional import small
+from tests.zoo.detectors import Found, says
 
 IMAGE = torch.full((1, 3, 32, 32), 0.5)
 BUDGET = 40
@@ -21,33 +22,6 @@ SCALE = MASKS.mean(0).numpy() / 0.5
 MINE = (0.0, 0.0, 8.0, 8.0)
 THIRD = (4.0, 0.0, 12.0, 8.0)
 """It overlaps MINE by 32 of 96."""
-Found = tuple[tuple[float, float, float, float], int, float]
-
-
-class Says(nn.Module):
-    """Whatever it sees, these boxes; of what is darkened at a pixel, the others."""
-
-    def __init__(
-        self,
-        found: list[Found],
-        *,
-        classes: list[list[float]] | None = None,
-        dark: list[Found] | None = None,
-    ) -> None:
-        super().__init__()
-        self.found, self.classes, self.dark = found, classes, dark
-
-    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
-        return [self._of(bool(each[0, 3, 3] < 0.25)) for each in x]
-
-    def _of(self, dark: bool) -> dict[str, Tensor]:
-        found = self.dark if dark and self.dark is not None else self.found
-        said = {
-            "boxes": torch.tensor([box for box, *_ in found]).view(-1, 4),
-            "labels": torch.tensor([label for _, label, _ in found], dtype=torch.int64),
-            "scores": torch.tensor([score for *_, score in found]),
-        }
-        return said | ({"classes": torch.tensor(self.classes)} if self.classes else {})
 
 
 def similarity(model: nn.Module, target: cam.Target) -> float:
@@ -69,17 +43,17 @@ def similarity(model: nn.Module, target: cam.Target) -> float:
     ],
 )
 def test_the_best_of_place_class_and_score(found: list[Found], expected: float) -> None:
-    assert similarity(Says(found), cam.ClassTarget(1, box=MINE)) == pytest.approx(expected)
+    assert similarity(says(found), cam.ClassTarget(1, box=MINE)) == pytest.approx(expected)
 
 
 def test_classes_are_compared_by_their_angle() -> None:
     """P = (3, 4) / 5 and (4, 3) / 5: cos = 24 / 25, whatever the labels are."""
-    model = Says([(MINE, 1, 0.1), (THIRD, 0, 0.9)], classes=[[0.3, 0.4], [0.8, 0.6]])
+    model = says([(MINE, 1, 0.1), (THIRD, 0, 0.9)], classes=torch.tensor([[0.3, 0.4], [0.8, 0.6]]))
     assert similarity(model, cam.ClassTarget(1, box=MINE)) == pytest.approx(0.9 / 3 * 24 / 25)
 
 
 def test_where_nothing_is_found_nothing_speaks_for_the_box() -> None:
-    model = Says([(MINE, 1, 0.5)], dark=[])
+    model = says([(MINE, 1, 0.5)], dark=[])
     target = cam.ClassTarget(1, box=MINE)
     (found,) = cam.explain(model, IMAGE, target=target, method="drise", budget=BUDGET)
     light = MASKS[:, 3, 3] * 0.5 >= 0.25
@@ -89,7 +63,7 @@ def test_where_nothing_is_found_nothing_speaks_for_the_box() -> None:
 
 
 def test_several_boxes_share_the_masks() -> None:
-    model = Says([(MINE, 1, 0.5), (THIRD, 2, 0.25)])
+    model = says([(MINE, 1, 0.5), (THIRD, 2, 0.25)])
     targets = [cam.ClassTarget(1, box=MINE), cam.ClassTarget(2, box=THIRD)]
     found = cam.explain(model, IMAGE, target=targets, method="drise", budget=BUDGET)
     for each, expected in zip(found, (0.5, 0.25), strict=True):
@@ -99,7 +73,7 @@ def test_several_boxes_share_the_masks() -> None:
 def test_its_steps_are_told_as_they_are_done() -> None:
     target = cam.ClassTarget(1, box=MINE)
     question = cam.Question((target,), "drise", ("input",), BUDGET)
-    steps = cam.explain_in_steps(Says([(MINE, 1, 0.5)]), IMAGE[0], question, chunk=16)
+    steps = cam.explain_in_steps(says([(MINE, 1, 0.5)]), IMAGE[0], question, chunk=16)
     told = [(each.done, each.total) for each in steps]
     assert told == [(16, BUDGET), (32, BUDGET), (40, BUDGET)]
 
@@ -113,13 +87,13 @@ def test_a_classifier_has_no_boxes(method: str) -> None:
 def test_what_speaks_against_a_box_is_no_question_for_drise() -> None:
     target = cam.ClassTarget(1, box=MINE, against=True)
     with pytest.raises(MethodUnsuited, match="explains only the evidence for a box"):
-        cam.explain(Says([(MINE, 1, 0.5)]), IMAGE, target=target, method="drise", budget=4)
+        cam.explain(says([(MINE, 1, 0.5)]), IMAGE, target=target, method="drise", budget=4)
 
 
 def test_a_box_that_is_not_there_is_refused() -> None:
     with pytest.raises(CamError):
         cam.explain(
-            Says([(MINE, 1, 0.5)]),
+            says([(MINE, 1, 0.5)]),
             IMAGE,
             target=cam.ClassTarget(2, box=MINE),
             method="drise",

@@ -21,23 +21,20 @@ from cam.errors import NotLogits
 from cam.outputs import KINDS
 from cam.outputs.kind import kinds
 from cam.outputs.outputs import outputs_of
-from tests.service.live import ROOT
-from tests.tree import check, copied, run
+from tests.tree import ROOT, check, copied, run
+from tests.zoo.parts import Net
 
 CELL = 4
-"""Pixels of the image on each side of a cell of `Centres`."""
+"""Pixels of the image on each side of a cell of `NETWORK`."""
 
 
-class Centres(nn.Module):
+def centre_net(x: Tensor, cells: nn.Module) -> dict[str, Tensor]:
     """Where the middle of an object is, and how large it is: as CenterNet returns both."""
+    heat = cells(x)[:, :2]
+    return {"heat": heat, "sides": torch.full_like(heat, 2.0 * CELL)}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.AvgPool2d(CELL)
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        cells = self.cells(x)
-        return {"heat": cells[:, :2], "sides": torch.full_like(cells[:, :2], 2.0 * CELL)}
+NETWORK = Net(centre_net, cells=nn.AvgPool2d(CELL))
 
 
 def read(
@@ -75,7 +72,7 @@ def centres(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("method", ["hirescam", "odam"])
 def test_a_form_of_output_is_added(method: str) -> None:
     """y = A_1(1, 2), so gradient times activation is 0.75 there, and 0 elsewhere."""
-    (found,) = cam.explain(Centres(), IMAGE, method=method, layer="cells")
+    (found,) = cam.explain(NETWORK, IMAGE, method=method, layer="cells")
     assert found.target == cam.ClassTarget(1, box=(6.0, 2.0, 14.0, 10.0))
     assert found.probability == 0.75
     expected = np.zeros((4, 6), np.float32)
@@ -87,7 +84,7 @@ def test_a_form_of_output_is_added(method: str) -> None:
 
 def test_a_form_that_is_not_listed_is_refused() -> None:
     with pytest.raises(NotLogits, match="2 tensors that could be its logits"):
-        cam.explain(Centres(), IMAGE, layer="cells")
+        cam.explain(NETWORK, IMAGE, layer="cells")
 
 
 EXPLAINED = """

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cam import CamError, ClassTarget, Detections, Output, explain
 from cam.errors import NothingDetected, TargetMismatch
-from tests.cam.nets import detector, images
+from tests.zoo.detectors import detector
+from tests.zoo.parts import images
 
 FOUND = Output(
     detections=Detections(

@@ -21,7 +21,7 @@ import cam
 from cam.detectors.forms import form_of
 from cam.layers import level_layers
 from cam.outputs.outputs import outputs_of, size_of
-from tests.cam.detectors.nets import blurry
+from tests.zoo.detectors import blurry
 
 SMALL = {
     "d_model": 32,

@@ -39,7 +39,8 @@ NONE = "mine"
 SAID = """
 import json, warnings
 import numpy as np
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     from cam import METRICS, evaluate

@@ -10,7 +10,7 @@ import pytest
 from cam.evaluation.baselines import baseline, misplaced
 from cam.evaluation.metrics import BASELINES, Baseline
 from cam.explanation import Map
-from tests.cam.evaluation.nets import drawn
+from tests.zoo.by_hand import drawn
 
 IMAGE = drawn(3, 6, 9).astype(np.float32)
 

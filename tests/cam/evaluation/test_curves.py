@@ -6,22 +6,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import convolve, gaussian_filter
-from torch import Tensor, nn
 
 from cam import evaluate
 from cam.evaluation.curves import blur_kernel, substrate
 from cam.evaluation.metrics import MetricOptions, Score, Substrate
 from cam.evaluation.scorer import ranks
-from tests.cam.evaluation.nets import (
-    SIGMOID,
-    Numbers,
-    Weighed,
-    alone,
-    drawn,
-    picture,
-    tensor,
-    weighed,
-)
+from tests.cam.evaluation.asked import SIGMOID, alone
+from tests.zoo.by_hand import Numbers, Weighed, drawn, picture, tensor, weighed
+from tests.zoo.parts import Net
 
 
 def scored(
@@ -255,22 +247,11 @@ def test_the_curve_does_not_depend_on_how_many_images_are_in_a_pass(chunk: int) 
     assert model.passes == 1 + 29 + 1
 
 
-class Three(nn.Module):
-    """Three logits, each a weighted sum of the pixels."""
-
-    def __init__(self, weights: Numbers) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(tensor(weights))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("bchw,kchw->bk", x, self.weights)
-
-
 @pytest.mark.parametrize("target", [None, 0, 1, 2])
 def test_of_several_classes_the_softmax_counts(target: int | None) -> None:
     weights, image, heat = drawn(3, 1, 4, 4, low=-2, high=2), picture(1, 4, 4), drawn(4, 4, seed=2)
     found = evaluate(
-        Three(weights).eval(),
+        Net(lambda x: torch.einsum("bchw,kchw->bk", x, tensor(weights))),
         tensor(image),
         heat.astype(np.float32),
         target=target,

@@ -29,19 +29,10 @@ from cam.evaluation.baselines import baseline, misplaced
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import BASELINES, FEW_RANDOM_MAPS, MetricOptions, Scores
 from cam.outputs.reading import Reading
-from tests.cam.evaluation.nets import (
-    SIGMOID,
-    Weighed,
-    alone,
-    asked,
-    drawn,
-    explained,
-    in_steps,
-    picture,
-    tensor,
-    weighed,
-)
-from tests.cam.nets import hook_count, images, small
+from tests.cam.evaluation.asked import SIGMOID, alone, asked, explained, in_steps
+from tests.zoo.by_hand import Chain, Weighed, drawn, picture, tensor, weighed
+from tests.zoo.convolutional import around, small
+from tests.zoo.parts import Net, hook_count, images
 
 SIZE = (15, 8)
 """120 pixels: each of the 30 steps of a curve has four."""
@@ -187,17 +178,12 @@ def test_how_the_output_is_read_is_found_without_being_told() -> None:
     told = evaluate(model, image, explanation, metrics=["road"], reading=SIGMOID)
     found = evaluate(model, image, explanation, metrics=["road"])
     assert found == told
-
-    class Probability(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = model(x).sigmoid()
-            return out
-
-    same = evaluate(Probability(), image, explanation.map, target=1, metrics=["road"])
+    probability = nn.Sequential(model, nn.Sigmoid())
+    same = evaluate(probability, image, explanation.map, target=1, metrics=["road"])
     assert same["road"].value == pytest.approx(told["road"].value, abs=1e-6)
     # Read as logits, the probabilities would be between 1/2 and 0.73.
     wrong = evaluate(
-        Probability(),
+        probability,
         image,
         explanation.map,
         target=1,
@@ -227,20 +213,6 @@ def test_methods_of_many_passes_make_their_maps_again() -> None:
     )
     for name in names:
         assert second[name].value == pytest.approx(first[name].value, abs=2e-3), name
-
-
-class Chain(Weighed):
-    """Two layers, of which the second has half the resolution and its own map."""
-
-    def __init__(self) -> None:
-        super().__init__(drawn(1, 3, 3, low=0.1, high=1))
-        self.pool = nn.AvgPool2d(2)
-        self.halved = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.batches.append(x.detach().clone())
-        out: Tensor = (self.halved(self.pool(self.layer(x))) * self.weights).sum((1, 2, 3))
-        return out[:, None]
 
 
 def test_the_candidates_of_an_answer_count_the_layers_of_each_target() -> None:
@@ -547,27 +519,16 @@ def poisoned(times: int) -> Callable[[Tensor], Tensor]:
     return poison
 
 
-class Poisoned(nn.Module):
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self.inner = small()
-        self.poison = poisoned(times)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(self.poison(x))
-        return out
-
-
 @pytest.mark.parametrize("times", [None, 1, 2, 3, 5, 8])
 def test_the_model_is_left_as_it_was_found(times: int | None) -> None:
     """After all metrics, and after its own exception in a pass of any of them."""
-    model = Poisoned(10**9)
+    model = around(poisoned(10**9))
     (x,) = images(1)
-    (explanation,) = explain(model, x[None], target=1, layer="inner.relu2")
+    (explanation,) = explain(model, x[None], target=1, layer="relu2")
     model.train()
-    model.inner.relu1.eval()
-    model.inner.conv1.weight.requires_grad_(False)
-    model.inner.conv1.register_forward_hook(lambda module, args, output: None)
+    model.relu1.eval()
+    model.conv1.weight.requires_grad_(False)
+    model.conv1.register_forward_hook(lambda module, args, output: None)
     modes = [each.training for each in model.modules()]
     wants = [each.requires_grad for each in model.parameters()]
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -577,7 +538,7 @@ def test_the_model_is_left_as_it_was_found(times: int | None) -> None:
     if times is None:
         evaluate(model, x, explanation, **arguments)
     else:
-        model.poison = poisoned(times)
+        model.before = poisoned(times)
         with pytest.raises(RuntimeError, match="out of memory"):
             evaluate(model, x, explanation, **arguments)
     assert [each.training for each in model.modules()] == modes
@@ -700,23 +661,15 @@ def test_no_pass_has_more_images_than_a_chunk(chunk: int) -> None:
         assert found[name].value == pytest.approx(expected[name].value, abs=most), name
 
 
-class TwoLayers(nn.Module):
-    """Two layers whose maps differ in size; the second one's does not feel the noise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Identity(), nn.AvgPool2d(4)
-        self.weights = nn.Parameter(torch.linspace(-1, 1, 8).reshape(1, 2, 2, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled = self.second(self.first(x))
-        logits: Tensor = (pooled * self.weights).flatten(1).cumsum(1)[:, [3, 7]]
-        return logits
-
-
 @pytest.mark.parametrize("asked_for", [("first", "second"), ("second", "first")])
 def test_the_maps_of_changed_images_are_of_the_maps_own_layer(asked_for: tuple[str, str]) -> None:
-    model, image = TwoLayers().eval(), tensor(picture(2, 8, 8))
+    """The layers' maps differ in size; the second one's does not feel the noise."""
+    weights, image = torch.linspace(-1, 1, 8).reshape(1, 2, 2, 2), tensor(picture(2, 8, 8))
+    model = Net(
+        lambda x, first, second: (second(first(x)) * weights).flatten(1).cumsum(1)[:, [3, 7]],
+        first=nn.Identity(),
+        second=nn.AvgPool2d(4),
+    )
     question = Question((ClassTarget(1),), "hirescam", asked_for)
     explanations = explain(model, image[None], target=1, method="hirescam", layer=asked_for)
     options = MetricOptions(radius=1e-6, baselines=())

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from cam.evaluation.imputation import NOISE, impute
-from tests.cam.evaluation.nets import Numbers, drawn, tensor
+from tests.zoo.by_hand import Numbers, drawn, tensor
 
 
 def solved(

@@ -10,7 +10,8 @@ import pytest
 from cam import evaluate, explain
 from cam.evaluation.metrics import MetricOptions, Score
 from cam.progress import Completeness
-from tests.cam.evaluation.nets import SIGMOID, alone, drawn, explained, picture, tensor, weighed
+from tests.cam.evaluation.asked import SIGMOID, alone, explained
+from tests.zoo.by_hand import drawn, picture, tensor, weighed
 
 MODEL, IMAGE = weighed(1, 4, 4), picture(1, 4, 4)
 REGION = np.zeros((4, 4), bool)

@@ -13,17 +13,8 @@ from cam.agreement import pearson
 from cam.errors import MethodUnsuited
 from cam.evaluation.metrics import Scores, harmonic
 from cam.explanation import Map
-from tests.cam.evaluation.nets import (
-    SIGMOID,
-    Numbers,
-    Weighed,
-    alone,
-    drawn,
-    explained,
-    picture,
-    tensor,
-    weighed,
-)
+from tests.cam.evaluation.asked import SIGMOID, alone, explained
+from tests.zoo.by_hand import Numbers, Weighed, drawn, picture, tensor, weighed
 
 ARCC_PARTS = ("coherency", "complexity", "arcc")
 PARTS = ("confidence_drop", "confidence_increase", "coherency", "complexity", "adcc")

@@ -10,17 +10,8 @@ from cam import evaluate
 from cam.errors import MethodUnsuited
 from cam.evaluation.metrics import Score
 from cam.evaluation.perturbation import infidelity_of, squares
-from tests.cam.evaluation.nets import (
-    SIGMOID,
-    Numbers,
-    Weighed,
-    alone,
-    drawn,
-    explained,
-    picture,
-    tensor,
-    weighed,
-)
+from tests.cam.evaluation.asked import SIGMOID, alone, explained
+from tests.zoo.by_hand import Numbers, Weighed, drawn, picture, tensor, weighed
 
 MODEL, IMAGE = weighed(2, 8, 8), picture(2, 8, 8)
 

@@ -17,7 +17,9 @@ from cam.errors import CamError, InvalidOption, NonFinite, NotRandomisable
 from cam.evaluation.randomisation import Stage, randomised_in_steps, replaced
 from cam.explanation import ExplainedImage
 from cam.progress import finish
-from tests.cam.nets import Small
+from tests.zoo.convolutional import Small
+from tests.zoo.parts import Net
+from tests.zoo.transformers import of_tokens
 
 
 @pytest.fixture
@@ -166,20 +168,12 @@ def test_a_method_of_many_passes_is_asked_of_the_changed_model(model: Small, ima
 def test_weights_of_modules_below_one_that_runs_are_random_too(image: Tensor) -> None:
     """`nn.MultiheadAttention` reads the weights of its projection without running it."""
 
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 2, 2)
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = self.conv(x).flatten(2).transpose(1, 2)
-            mixed, _ = self.attention(tokens, tokens, tokens)
-            logits: Tensor = self.head(mixed.mean(1))
-            return logits
-
-    model = Attention().eval()
+    model = of_tokens(
+        lambda tokens, attention: attention(tokens, tokens, tokens)[0],
+        embed=nn.Conv2d(3, 8, 2, 2),
+        attention=nn.MultiheadAttention(8, 2, batch_first=True),
+        head=nn.Linear(8, 3),
+    ).eval()
     own = model.attention.out_proj.weight.detach().clone()
     changed: list[bool] = []
 
@@ -189,32 +183,26 @@ def test_weights_of_modules_below_one_that_runs_are_random_too(image: Tensor) ->
         changed.append(not torch.equal(own, model.attention.out_proj.weight))
         return explain_batch(model, images, questions)
 
-    asked = [question("gradcam", "conv")]
+    asked = [question("gradcam", "embed")]
     finish(randomised_in_steps(model, image, asked, stages=3, seed=0, answer=answer))
     assert changed == [False, True, True]
 
 
-class Fixed(nn.Module):
+def fixed(weights: Tensor) -> Net:
     """A convolution whose weights are a buffer, as a frozen one may have them."""
-
-    def __init__(self, *, constant: bool = False) -> None:
-        super().__init__()
-        weights = torch.ones(4, 3, 2, 2) if constant else torch.randn(4, 3, 2, 2)
-        self.register_buffer("weights", weights)
-        self.register_buffer("running_mean", torch.randn(4))
-        self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0, -torch.inf]))
-        self.register_buffer("order", torch.arange(4))
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(self.weights, Tensor)
-        found: Tensor = self.relu(nn.functional.conv2d(x, self.weights))
-        return found.mean((2, 3))
+    return Net(
+        lambda x, relu, weights, **buffers: relu(nn.functional.conv2d(x, weights)).mean((2, 3)),
+        weights=weights,
+        running_mean=torch.randn(4),
+        mask=torch.tensor([0.0, -torch.inf, 0.0, -torch.inf]),
+        order=torch.arange(4),
+        relu=nn.ReLU(),
+    ).eval()
 
 
 def test_buffers_are_weights_but_for_statistics_masks_and_indices(image: Tensor) -> None:
     torch.manual_seed(0)
-    model = Fixed().eval()
+    model = fixed(torch.randn(4, 3, 2, 2))
     own = {name: each.clone() for name, each in model.state_dict().items()}
     changed: list[set[str]] = []
 
@@ -232,7 +220,7 @@ def test_buffers_are_weights_but_for_statistics_masks_and_indices(image: Tensor)
 
 
 @pytest.mark.parametrize(
-    "model", [nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), Fixed(constant=True)]
+    "model", [nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), fixed(torch.ones(4, 3, 2, 2))]
 )
 def test_a_model_without_weights_is_named(model: nn.Module, image: Tensor) -> None:
     with pytest.raises(NotRandomisable, match=f"{type(model).__name__} has no weights that can"):

@@ -9,17 +9,9 @@ from numpy.typing import NDArray
 from cam import evaluate
 from cam.evaluation.metrics import PERCENTAGES, Scores
 from cam.evaluation.road import removed_count
-from tests.cam.evaluation.nets import (
-    SIGMOID,
-    Numbers,
-    Weighed,
-    alone,
-    drawn,
-    picture,
-    tensor,
-    weighed,
-)
+from tests.cam.evaluation.asked import SIGMOID, alone
 from tests.cam.evaluation.test_imputation import solved
+from tests.zoo.by_hand import Numbers, Weighed, drawn, picture, tensor, weighed
 
 SIZE = (6, 7)
 

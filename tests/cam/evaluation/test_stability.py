@@ -15,18 +15,8 @@ from cam import ClassTarget, UnitTarget, evaluate, explain
 from cam.drawing.placement import Region
 from cam.evaluation.metrics import Score
 from cam.evaluation.stability import compress, crop_of, cropped
-from tests.cam.evaluation.nets import (
-    SIGMOID,
-    Numbers,
-    Weighed,
-    alone,
-    drawn,
-    explained,
-    picture,
-    tensor,
-    weighed,
-)
-from tests.cam.nets import Foreground
+from tests.cam.evaluation.asked import SIGMOID, alone, explained
+from tests.zoo.by_hand import Numbers, Weighed, drawn, foreground, picture, tensor, weighed
 
 SIZE = (16, 8)
 KEPT = (14, 7)
@@ -177,14 +167,14 @@ def test_the_mask_of_a_target_is_mirrored_with_the_image() -> None:
     mask = np.zeros(SIZE, bool)
     mask[2:9, 1:3] = True
     (found,) = explain(
-        Foreground(),
+        foreground(),
         tensor(image)[None],
         target=ClassTarget(1, mask=mask),
         method="hirescam",
         layer="layer",
     )
     np.testing.assert_allclose(found.map > 0, mask)
-    scores = evaluate(Foreground(), tensor(image), found, metrics=["stability"], options=alone())
+    scores = evaluate(foreground(), tensor(image), found, metrics=["stability"], options=alone())
     assert scores["stability"].details["flip"] == pytest.approx(1, abs=1e-12)
     crop = scores["stability"].details["crop"]
     assert isinstance(crop, float)

@@ -14,34 +14,10 @@ from cam import explain
 from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.attention import attention_problems
-from tests.cam.nets import images, order
+from tests.zoo.parts import images, order
+from tests.zoo.transformers import Attend, attending
 
 METHODS = ("rollout", "chefer", "agcam", "legrad")
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-class Attending(nn.Module):
-    """Two layers over 4 × 4 patches of 16 × 16 pixels, with 16 dimensions in each of two heads: as
-    many as there are tokens, so that shapes do not tell one from the other. `attend` takes q, k
-    and v, (1, 2, 16, 16), and returns what replaces v; `order` is the tokens' of the patches."""
-
-    def __init__(self, attend: Attend, order: Callable[[Tensor], Tensor] | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.attend, self.order = attend, order
-        self.patches = nn.Conv2d(3, 32, 4, 4)
-        self.blocks = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
-        self.head = nn.Linear(32, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2)
-        if self.order:
-            tokens = self.order(tokens)
-        for block in self.blocks:
-            q, k, v = split(block(tokens), -1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
-            tokens = tokens + self.attend(q, k, v).transpose(1, 2).flatten(2)
-        out: Tensor = self.head(tokens.mean(1))
-        return out
 
 
 def weights(q: Tensor, k: Tensor) -> Tensor:
@@ -107,7 +83,7 @@ SAME: dict[str, tuple[Attend, Attend]] = {
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_attention_written_otherwise_gives_the_same_map(name: str, method: str) -> None:
     x = images(1, size=16)
-    models = [Attending(attend).eval() for attend in SAME[name]]
+    models = [attending(attend) for attend in SAME[name]]
     # The global generator is every thread's: what another test left running may have drawn from it.
     models[1].load_state_dict(models[0].state_dict())
     torch.testing.assert_close(models[0](x), models[1](x))
@@ -123,7 +99,7 @@ def test_agcam_needs_the_scores_of_its_attention() -> None:
         own = weights(q, k)
         return (0.75 * own + own.flip(1) / 4) @ v
 
-    model, x = Attending(mixed).eval(), images(1, size=16)
+    model, x = attending(mixed), images(1, size=16)
     assert np.ptp(explain(model, x, target=1, method="chefer")[0].map) > 0
     with pytest.raises(MethodUnsuited, match="this model changes it afterwards") as error:
         explain(model, x, target=1, method="agcam")
@@ -136,7 +112,7 @@ def test_agcam_finds_the_scores_of_a_softmax_over_queries() -> None:
     def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (k @ q.transpose(-2, -1) / 4).softmax(-2).transpose(-2, -1) @ v
 
-    models = [Attending(attend).eval() for attend in (turned, fused)]
+    models = [attending(attend) for attend in (turned, fused)]
     models[1].load_state_dict(models[0].state_dict())
     x = images(1, size=16)
     (found,), (expected,) = (explain(model, x, target=1, method="agcam") for model in models)
@@ -203,7 +179,7 @@ REFUSED: dict[str, tuple[Attend, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_attention_is_refused_for_what_it_is(name: str, method: str) -> None:
     attend, words = REFUSED[name]
-    model = Attending(attend).eval()
+    model = attending(attend)
     with pytest.raises(MethodUnsuited, match=words):
         explain(model, images(1, size=16), target=1, method=method)
     assert torch.is_grad_enabled()
@@ -216,7 +192,7 @@ def test_two_stages_of_tokens_are_refused() -> None:
         return coarse.repeat_interleave(2, 2)
 
     with pytest.raises(MethodUnsuited, match="joins 16 tokens in one layer and 8 in another"):
-        explain(Attending(attend).eval(), images(1, size=16), target=1, method="rollout")
+        explain(attending(attend), images(1, size=16), target=1, method="rollout")
 
 
 def with_token(at: int) -> Callable[[Tensor], Tensor]:
@@ -241,8 +217,8 @@ def attend_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_tokens_that_lie_turned(arranged: Callable[[Tensor], Tensor], transposed: bool) -> None:
     """The map lies on the image as that of the tokens row by row does."""
     x = images(1, size=16)
-    (wanted,) = explain(Attending(attend_all).eval(), x, target=1, method="rollout")
-    (found,) = explain(Attending(attend_all, arranged).eval(), x, target=1, method="rollout")
+    (wanted,) = explain(attending(attend_all), x, target=1, method="rollout")
+    (found,) = explain(attending(attend_all, arranged), x, target=1, method="rollout")
     assert found.placement
     assert found.placement.transposed == transposed
     assert found.placement.mirrored == found.placement.upside_down == (not transposed)
@@ -250,7 +226,7 @@ def test_tokens_that_lie_turned(arranged: Callable[[Tensor], Tensor], transposed
 
 
 def test_tokens_that_do_not_lie_row_by_row_are_refused() -> None:
-    model = Attending(attend_all, lambda tokens: tokens[:, order(16)]).eval()
+    model = attending(attend_all, lambda tokens: tokens[:, order(16)])
     with pytest.raises(MethodUnsuited, match="lie on the photo row by row"):
         explain(model, images(1, size=16), target=1, method="rollout")
 
@@ -259,7 +235,7 @@ def test_tokens_that_do_not_lie_row_by_row_are_refused() -> None:
 def test_a_token_that_is_no_patch_is_left_out_wherever_it_stands(at: int) -> None:
     """The attention knows no positions: the map is the same."""
     x = images(1, size=16)
-    first, other = (Attending(attend_all, with_token(each)).eval() for each in (0, at))
+    first, other = (attending(attend_all, with_token(each)) for each in (0, at))
     (expected,) = explain(first, x, target=1, method="chefer")
     (found,) = explain(other, x, target=1, method="chefer")
     assert found.map.shape == (4, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -18,25 +18,9 @@ from cam.errors import (
     UnknownLayer,
 )
 from cam.hooks.calls import turns_of
-from tests.cam.nets import hook_count, images
-
-
-class Twice(nn.Module):
-    """Logits are those of the image and of `change` of it, added up."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.relu = nn.ReLU()
-        self.head = nn.Linear(4, 3)
-        self.change = change
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        first: Tensor = self.head(self.relu(self.conv(x)).mean((2, 3)))
-        second: Tensor = self.head(self.relu(self.conv(self.change(x))).mean((2, 3)))
-        return first + 2 * second
+from tests.zoo.convolutional import twice
+from tests.zoo.parts import Net, hook_count, images, pooled
+from tests.zoo.transformers import sharing_positions
 
 
 def brighter(x: Tensor) -> Tensor:
@@ -48,7 +32,7 @@ def flipped(x: Tensor) -> Tensor:
 
 
 def test_each_call_has_the_map_of_its_own_pass_by_hand() -> None:
-    model, x = Twice(brighter), images(1, size=16)
+    model, x = twice(brighter), images(1, size=16)
     first, second = explain(model, x, target=1, layer=["relu#1", "relu#2"])
     for found, seen, factor in ((first, x, 1), (second, brighter(x), 2)):
         a = model.conv(seen)[0].relu()
@@ -60,7 +44,7 @@ def test_each_call_has_the_map_of_its_own_pass_by_hand() -> None:
 
 
 def test_a_capture_takes_the_calls_that_are_named() -> None:
-    model, x = Twice(brighter), images(2)
+    model, x = twice(brighter), images(2)
     with Capture(model, ["conv#2"]) as capture:
         logits = model(x)
         capture.backward(logits[:, 1].sum())
@@ -74,7 +58,7 @@ def test_a_capture_takes_the_calls_that_are_named() -> None:
 
 
 def test_calls_that_there_are_not() -> None:
-    model, x = Twice(brighter), images(1)
+    model, x = twice(brighter), images(1)
     with Capture(model, ["conv#3"]) as capture:
         model(x)
     with pytest.raises(LayerDidNotRun, match="'conv#3' did not run"):
@@ -89,7 +73,7 @@ def test_calls_that_there_are_not() -> None:
 
 
 def test_a_survey_lists_calls_and_a_call_is_no_default() -> None:
-    found = {layer.name: layer for layer in survey(Twice(brighter), images(1, size=16))}
+    found = {layer.name: layer for layer in survey(twice(brighter), images(1, size=16))}
     assert list(found) == [
         *("conv#1", "relu#1", "head#1", "conv#2", "conv", "relu#2", "relu", "head#2", "head"),
     ]
@@ -105,12 +89,12 @@ def test_a_survey_lists_calls_and_a_call_is_no_default() -> None:
 
 def test_methods_without_a_layer_explain_a_model_whose_layers_all_run_twice() -> None:
     for method in ("occlusion", "rise", "gradient", "integratedgradients"):
-        (found,) = explain(Twice(flipped), images(1), method=method, budget=9)
+        (found,) = explain(twice(flipped), images(1), method=method, budget=9)
         assert found.map.max() > 0
 
 
 def test_a_call_that_sees_the_image_mirrored() -> None:
-    model, x = Twice(flipped), images(1, size=64)
+    model, x = twice(flipped), images(1, size=64)
     (first,) = explain(model, x, layer="conv#1")
     (second,) = explain(model, x, layer="conv#2")
     assert first.placement is None
@@ -119,7 +103,7 @@ def test_a_call_that_sees_the_image_mirrored() -> None:
 
 
 def test_a_call_may_be_a_target_and_a_pattern_names_calls_if_it_says_so() -> None:
-    model, x = Twice(brighter), images(1, size=16)
+    model, x = twice(brighter), images(1, size=16)
     likeness = SimilarityTarget("conv#2", np.array([1.0, 0, 0, 0], np.float32))
     assert explain(model, x, target=likeness, method="gradient")
     assert [each.layer for each in explain(model, x, layer="*#2")] == ["conv#2", "relu#2"]
@@ -127,101 +111,40 @@ def test_a_call_may_be_a_target_and_a_pattern_names_calls_if_it_says_so() -> Non
         explain(model, x, layer="conv*")
 
 
-class Augmented(nn.Module):
-    """A normalisation, and a network that sees the image and its mirror image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.normalise = nn.BatchNorm2d(3)
-        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1))
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.normalise(x)
-        seen = [self.net(each).mean((2, 3)) for each in (x, x.flip(3))]
-        logits: Tensor = self.head(seen[0]) + self.head(seen[1])
-        return logits
-
-
 def test_what_comes_before_a_network_that_runs_twice_is_no_default() -> None:
-    torch.manual_seed(0)
-    found = survey(Augmented().eval(), images(1, size=32))
+    model = nn.Sequential(OrderedDict(normalise=nn.BatchNorm2d(3), net=twice(flipped))).eval()
+    found = survey(model, images(1, size=32))
     assert [layer.name for layer in found if layer.eligible] == ["normalise"]
     words = "every layer of the model behind 'normalise' runs several times"
     with pytest.raises(NoTargetLayer, match=words):
         default_layer(found)
 
 
-class Loop(nn.Module):
-    """A stem before a block that runs three times with the same weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, 2, 1)
-        self.block = nn.Sequential(nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU())
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for _ in range(3):
-            x = self.block(x)
-        out: Tensor = self.head(x.mean((2, 3)))
-        return out
-
-
 def test_the_stem_of_a_loop_is_no_default_layer() -> None:
-    model, x = Loop().eval(), torch.rand(1, 3, 32, 32)
+    model = Net(
+        lambda x, stem, block, head: head(block(block(block(stem(x)))).mean((2, 3))),
+        stem=nn.Conv2d(3, 4, 3, 2, 1),
+        block=nn.Sequential(nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU()),
+        head=nn.Linear(4, 3),
+    ).eval()
+    x = torch.rand(1, 3, 32, 32)
     with pytest.raises(NoTargetLayer, match="behind 'stem' runs several times"):
         explain(model, x, target=1)
     (last,) = explain(model, x, target=1, layer="block#3")
     assert last.map.shape == (16, 16)
 
 
-class SharedPositions(nn.Module):
-    """A transformer whose two blocks share a convolution of the tokens, as CoaT's do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, 4)
-        self.positions = nn.Conv2d(8, 8, 3, 1, 1, groups=8)
-        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x)
-        for norm in self.norms:
-            tokens: Tensor = norm(x.flatten(2).transpose(1, 2))
-            values = tokens.transpose(1, 2).reshape(x.shape)
-            x = x + values * self.positions(values)
-        out: Tensor = self.head(x.mean((2, 3)))
-        return out
-
-
 def test_a_shared_convolution_inside_the_blocks_does_not_refuse_the_default_layer() -> None:
-    model, x = SharedPositions().eval(), torch.rand(1, 3, 32, 32)
+    model, x = sharing_positions(), torch.rand(1, 3, 32, 32)
     assert default_layer(survey(model, x)) == "norms.1"
 
 
-class Stacked(nn.Module):
-    """Test-time augmentation within one batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(3, 4, 3, 2, 1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(4, 3),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(torch.cat([x, x.flip(-1)])).view(2, -1, 3).mean(0)
-        return out
-
-
 def test_mirror_images_within_the_batch_are_refused_for_the_true_reason() -> None:
-    model, x = Stacked().eval(), torch.rand(1, 3, 32, 32)
+    model = Net(
+        lambda x, net: net(torch.cat([x, x.flip(-1)])).view(2, -1, 3).mean(0),
+        net=pooled(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Linear(4, 3)),
+    ).eval()
+    x = torch.rand(1, 3, 32, 32)
     with pytest.raises(NoTargetLayer, match="several rows for one image"):
         explain(model, x, target=1)
     with pytest.raises(LayerNotSpatial, match=r"\(2, 4, 16, 16\) has 2 rows for one image"):

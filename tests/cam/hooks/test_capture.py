@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from cam import Capture
 from cam.errors import LayerDidNotRun, LayerNotSpatial, LayerReused, NoGradientPath, UnknownLayer
-from tests.cam.nets import Scale, Small, hook_count, images, small
+from tests.zoo.convolutional import Small, small
+from tests.zoo.parts import Net, hook_count, images, scale
 
 
 def by_plain_autograd(model: Small, x: Tensor, target: int) -> tuple[Tensor, Tensor]:
@@ -44,19 +45,13 @@ def test_an_in_place_op_after_the_layer_changes_neither_activation_nor_gradient(
 
 
 def test_a_layer_that_returns_its_input_survives_in_place_ops_on_that_input() -> None:
-    class Passing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Identity()
+    def passing(x: Tensor, layer: nn.Module) -> Tensor:
+        x = x * 1.0
+        y: Tensor = layer(x)
+        x.mul_(100.0)
+        return y.sum((2, 3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = x * 1.0
-            y = self.layer(x)
-            x.mul_(100.0)
-            out: Tensor = y.sum(dim=(2, 3))
-            return out
-
-    model, x = Passing(), images()
+    model, x = Net(passing, layer=nn.Identity()), images()
     with Capture(model, ["layer"]) as capture:
         capture.backward(model(x)[:, 0].sum())
         torch.testing.assert_close(capture.activations["layer"], x, rtol=0, atol=0)
@@ -105,22 +100,12 @@ CONTAINERS: dict[str, Any] = {
 def test_the_first_tensor_of_a_container_is_captured_and_the_container_kept(kind: str) -> None:
     pack, unpack = CONTAINERS[kind]
 
-    class Packed(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return pack(x * 2)
+    def unpacked(x: Tensor, layer: nn.Module) -> Any:
+        packed = layer(x)
+        assert type(packed) is type(pack(x))
+        return (3 * unpack(packed)).sum((2, 3))
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Packed()
-
-        def forward(self, x: Tensor) -> Tensor:
-            packed = self.layer(x)
-            assert type(packed) is type(pack(x))
-            out: Tensor = (3 * unpack(packed)).sum(dim=(2, 3))
-            return out
-
-    model, x = Model(), images()
+    model, x = Net(unpacked, layer=Net(lambda x: pack(x * 2))), images()
     with Capture(model, ["layer"]) as capture:
         capture.backward(model(x)[:, 0].sum())
         torch.testing.assert_close(capture.activations["layer"], 2 * x)
@@ -149,16 +134,8 @@ def test_works_inside_inference_mode() -> None:
 
 
 def test_a_layer_that_runs_twice_is_refused_with_the_block_to_name() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.relu(self.relu(x) - 1).sum(dim=(2, 3))
-            return out
-
-    model = nn.Sequential(OrderedDict(block=Block()))
+    block = Net(lambda x, relu: relu(relu(x) - 1).sum((2, 3)), relu=nn.ReLU())
+    model = nn.Sequential(OrderedDict(block=block))
     with (
         pytest.raises(
             LayerReused, match=r"'block\.relu' runs more than once.*name the block.*'block'"
@@ -170,20 +147,7 @@ def test_a_layer_that_runs_twice_is_refused_with_the_block_to_name() -> None:
 
 
 def test_a_layer_without_a_tensor_is_refused() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = Counting()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = x.sum(dim=(2, 3)) + self.layer(x)
-            return out
-
-    class Counting(nn.Module):
-        def forward(self, x: Tensor) -> int:
-            return len(x)
-
-    model = Model()
+    model = Net(lambda x, layer: x.sum((2, 3)) + layer(x), layer=Net(len))
     with (
         pytest.raises(LayerNotSpatial, match="'layer' returns no floating-point tensor but int"),
         Capture(model, ["layer"]),
@@ -192,15 +156,7 @@ def test_a_layer_without_a_tensor_is_refused() -> None:
 
 
 def test_a_layer_that_did_not_run_is_named() -> None:
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.spare = nn.Conv2d(3, 3, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sum(dim=(2, 3))
-
-    model = Idle()
+    model = Net(lambda x, spare: x.sum((2, 3)), spare=nn.Conv2d(3, 3, 1))
     with Capture(model, ["spare"]) as capture:
         logits = model(images())
         with pytest.raises(LayerDidNotRun, match="'spare' did not run"):
@@ -208,16 +164,9 @@ def test_a_layer_that_did_not_run_is_named() -> None:
 
 
 def test_a_target_that_does_not_depend_on_the_layer_is_refused() -> None:
-    class Cut(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = Scale(2.0), Scale(3.0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.a(x).detach().sum(dim=(2, 3)) + self.b(x).sum(dim=(2, 3))
-            return out
-
-    model = Cut()
+    model = Net(
+        lambda x, a, b: a(x).detach().sum((2, 3)) + b(x).sum((2, 3)), a=scale(2.0), b=scale(3.0)
+    )
     with Capture(model, ["a"]) as capture:
         logits = model(images())
         with pytest.raises(NoGradientPath, match="'a'"):

@@ -11,24 +11,13 @@ from torch import Tensor, nn
 from cam import Capture, Change, ablate, clamp, leaves, scale
 from cam.errors import InvalidOption, LayerReused, NoGradientPath, UnknownLayer
 from cam.hooks.capture import Trunk
-from tests.cam.nets import hook_count, images, small
-
-
-class Square(nn.Module):
-    """x → y = x² → its mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x, self.y = nn.Identity(), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.y(self.x(x) ** 2).mean()
-        return out
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images
 
 
 def test_a_hook_doubles_a_gradient() -> None:
     x = torch.tensor([1.0, 2, 3, 4])
-    model = Square()
+    model = Net(lambda image, x, y: y(x(image) ** 2).mean(), x=nn.Identity(), y=nn.Identity())
     with Capture(model, ["x", "y"]) as plain:
         plain.backward(model(x))
     torch.testing.assert_close(plain.gradients["y"], torch.full((4,), 0.25))

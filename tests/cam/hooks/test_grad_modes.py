@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cam import METHODS, ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.passes.batch_dependence import conduct_of
 from cam.positions.locate import locate
-from tests.cam.nets import ATTENDING, images, small
+from tests.cam.methods.needs import ATTENDING
+from tests.zoo.convolutional import normalising, small
+from tests.zoo.parts import images
 
 STEPS = [
     name
@@ -31,34 +33,18 @@ GRAPHS = {
 """The methods whose passes have a graph from the image on; of others at most from the layer on."""
 
 
-class InPlace(nn.Module):
-    """A model that normalises what it is given in place, and keeps the grad modes of its passes."""
-
-    def __init__(self, *, in_place: bool = True) -> None:
-        super().__init__()
-        self.in_place = in_place
-        self.inner = small(inplace=True)
-        self.modes: list[bool] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.modes.append(torch.is_grad_enabled())
-        x = x.sub_(0.5).mul_(2) if self.in_place else (x - 0.5) * 2
-        out: Tensor = self.inner(x)
-        return out
-
-
 @pytest.mark.parametrize("method", STEPS)
 def test_the_callers_grad_mode_changes_nothing(method: str) -> None:
     x = images(1)
 
     def asked(model: nn.Module) -> np.ndarray:
-        (found,) = explain(model, x, target=2, method=method, layer="inner.relu2", budget=20)
+        (found,) = explain(model, x, target=2, method=method, layer="net.relu2", budget=20)
         return found.map
 
-    expected = asked(InPlace().eval())
+    expected = asked(normalising(small(inplace=True)))
     assert np.isfinite(expected).all()
     for mode in (torch.no_grad(), torch.inference_mode()):
-        model = InPlace().eval()
+        model = normalising(small(inplace=True))
         with mode:
             np.testing.assert_array_equal(asked(model), expected)
     assert torch.is_grad_enabled()
@@ -70,11 +56,11 @@ def test_a_model_that_changes_the_photo_in_place_gets_the_same_one_each_time(met
     for in_place in (True, False):
         x = images(1)
         (each,) = explain(
-            InPlace(in_place=in_place).eval(),
+            normalising(small(inplace=True), in_place=in_place),
             x,
             target=2,
             method=method.split()[-1],
-            layer="inner.relu2",
+            layer="net.relu2",
             budget=20,
             smooth="augment" if " " in method else "none",
         )
@@ -85,20 +71,21 @@ def test_a_model_that_changes_the_photo_in_place_gets_the_same_one_each_time(met
 
 @pytest.mark.parametrize("method", STEPS)
 def test_a_graph_is_made_where_it_is_needed_alone(method: str) -> None:
-    model = InPlace().eval()
-    locate(model, images(1), ["inner.relu2"])
+    model, modes = normalising(small(inplace=True)), list[bool]()
+    model.register_forward_pre_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    locate(model, images(1), ["net.relu2"])
     conduct_of(model, images(1))
-    model.modes.clear()
+    modes.clear()
     explain(
         model,
         images(1),
         target=2,
         method=method,
-        layer="inner.relu2",
+        layer="net.relu2",
         budget=20,
         activation="softmax",
     )
-    modes = model.modes[1:]  # the first pass captures
+    modes = modes[1:]  # the first pass captures
     if method == "integratedgradients":
         assert modes.pop() is False  # the two ends are scores alone
     if method == "expectedgradients":  # and so are the photo and its background, in two passes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +23,9 @@ from cam.errors import MethodUnsuited, NoGradientPath, NoTargetLayer, ScriptedMo
 from cam.hooks.inference import alone, evaluating
 from cam.inputs import HOOKLESS
 from tests.cam.hooks.test_precision import vit
-from tests.cam.nets import Small, hook_count, images, small
+from tests.zoo.convolutional import Small, small
+from tests.zoo.hostile import Frozen
+from tests.zoo.parts import hook_count, images, pooled
 
 
 def assert_same(found: list[Explanation], plain: list[Explanation]) -> None:
@@ -37,25 +40,17 @@ def assert_same(found: list[Explanation], plain: list[Explanation]) -> None:
 class Checkpointed(Small):
     """`Small` whose second half is run again in the backward pass."""
 
-    def __init__(self, *, reentrant: bool) -> None:
-        super().__init__()
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu1(self.conv1(x))
-        x = checkpoint(self.second, x, use_reentrant=self.reentrant)
-        out: Tensor = self.head(self.dropout(x.mean(dim=(2, 3))))
-        return out
+    reentrant = True
 
     def second(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu2(self.conv2(x))
-        return out
+        return checkpoint(super().second, x, use_reentrant=self.reentrant)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("method", ["gradcam", "shapleycam", "fullgrad", "guidedgradcam", "cam"])
 def test_checkpoints_change_nothing(method: str, reentrant: bool) -> None:
-    plain, model, x = small(), Checkpointed(reentrant=reentrant).eval(), images(2)
+    plain, model, x = small(), Checkpointed().eval(), images(2)
+    model.reentrant = reentrant
     model.load_state_dict(plain.state_dict())
     assert_same(explain(model, x, method=method), explain(plain, x, method=method))
     layers = ["conv1", "conv2", "relu2"]
@@ -150,26 +145,14 @@ def test_what_is_compiled_is_explained_as_it_was_written(
     torch.testing.assert_close(model(x), expected)
 
 
-class Deep(Small):
-    """`Small` in a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Sequential(self.conv1, nn.Sequential(self.relu1))
-        del self.conv1, self.relu1
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu2(self.conv2(self.trunk(x)))
-        out: Tensor = self.head(x.mean(dim=(2, 3)))
-        return out
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_layer_inside_a_compiled_block_has_its_name_with_and_without_the_prefix() -> None:
     torch.manual_seed(0)
-    plain, x = Deep().eval(), images(1)
+    trunk: nn.Module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Sequential(nn.ReLU()))
+    head = pooled(nn.Conv2d(4, 5, 3, 2, 1), nn.ReLU(), nn.Linear(5, 3))
+    plain, x = nn.Sequential(OrderedDict(trunk=trunk, head=head)).eval(), images(1)
     expected = explain(plain, x, target=1, layer="trunk.1.0")
-    plain.trunk = torch.compile(plain.trunk, backend="eager")  # type: ignore[assignment]
+    plain.trunk = torch.compile(trunk, backend="eager")  # type: ignore[assignment]
     for name in ("trunk.1.0", "trunk._orig_mod.1.0"):
         (found,) = explain(plain, x, target=1, layer=name)
         np.testing.assert_allclose(found.map, expected[0].map, rtol=1e-5)
@@ -196,18 +179,8 @@ def test_a_scripted_model_is_explained_from_outside_alone(scripted: list[nn.Modu
 
 
 def test_a_scripted_part_is_passed_over(scripted: list[nn.Module]) -> None:
-    class Mixed(nn.Module):
-        def __init__(self, part: nn.Module) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 3, 3, padding=1)
-            self.part = part
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.part(self.conv(x))
-            return out
-
     for part in scripted:
-        model = Mixed(part).eval()
+        model = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 3, 3, padding=1), part=part)).eval()
         (found,) = explain(model, images(1), target=1)
         assert found.layer == "conv"
         explain(model, images(1), method="ablationcam")
@@ -239,29 +212,6 @@ def test_images_made_in_inference_mode() -> None:
     with torch.inference_mode():
         x = images(2)
     assert_same(explain(small(), x), explain(small(), images(2)))
-
-
-class Frozen(Small):
-    """`Small` whose convolutions are a feature extractor in a block that sets the grad mode."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "detach":
-            x = self.features(x).detach()
-        else:
-            block = {"inference": torch.inference_mode, "on": torch.enable_grad}
-            with block.get(self.how, torch.no_grad)():
-                x = self.features(x)
-        x = x.clone() if self.how == "inference" else x
-        out: Tensor = self.head(x.mean(dim=(2, 3)))
-        return out
-
-    def features(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu2(self.conv2(self.relu1(self.conv1(x))))
-        return out
 
 
 @pytest.mark.parametrize("how", ["no_grad", "on"])

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from cam import METHODS, CamError, explain
-from tests.cam.methods.test_attention import of_timm
-from tests.cam.nets import ATTENDING, DETECTING, Small, hook_count, images, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
+from tests.zoo.convolutional import small
+from tests.zoo.hostile import Failing
+from tests.zoo.parts import hook_count, images
+from tests.zoo.transformers import of_timm
 
 ATTENTION = ATTENDING
 
@@ -28,20 +31,6 @@ def tensors() -> int:
     gc.collect()
     # Not isinstance: some objects of others answer that with a warning.
     return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
-
-
-class Failing(Small):
-    """Its second convolution fails while `broken` is set, in the middle of a pass."""
-
-    broken = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu1(self.conv1(x))
-        if self.broken:
-            raise RuntimeError("broken")
-        x = self.relu2(self.conv2(x))
-        out: Tensor = self.head(x.mean(dim=(2, 3)))
-        return out
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in (*DETECTING, "lrp")])

@@ -14,7 +14,9 @@ from torch import nn
 from cam import METHODS, CamError, Question, explain, explain_in_steps
 from cam.hooks.precision import callers_precision, full_precision, steps_in_full_precision
 from cam.targets import ClassTarget
-from tests.cam.nets import ATTENDING, DETECTING, images, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 ATTENTION = ATTENDING
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cam import Replay, explain
-from tests.cam.nets import images
+from tests.zoo.convolutional import arranged
+from tests.zoo.parts import images
 
 # (B, 4, 8, 8) to the shape that the stored module returns, and back to (B, 4, 8, 8).
 Arrangement = tuple[Callable[[Any], Tensor], Callable[[Any], Tensor]]
@@ -34,31 +35,9 @@ ARRANGED: dict[str, Arrangement] = {
 }
 
 
-class Arranged(nn.Module):
-    """The layer's output is added to what an earlier module has returned in an arrangement."""
-
-    def __init__(self, arrangement: Arrangement) -> None:
-        super().__init__()
-        self.put, self.back = arrangement
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.attention = nn.Tanh()
-        self.bias = nn.Embedding(8, 8)
-        self.layer = nn.Conv2d(4, 4, 1)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        attended = self.attention(self.put(x))
-        bias = self.bias(torch.arange(8))  # the same for every image
-        mixed = self.layer(x) * (self.back(attended) + bias)
-        out: Tensor = self.head(mixed.tanh().mean((2, 3)))
-        return out
-
-
-@pytest.mark.parametrize("arranged", ARRANGED)
-def test_a_replay_of_several_is_that_of_each(arranged: str) -> None:
-    torch.manual_seed(0)
-    model, image = Arranged(ARRANGED[arranged]).eval(), images(1)
+@pytest.mark.parametrize("name", ARRANGED)
+def test_a_replay_of_several_is_that_of_each(name: str) -> None:
+    model, image = arranged(*ARRANGED[name]), images(1)
     replay = Replay(model, "layer", image)
     changed = torch.randn(5, 4, 8, 8)
     alone = torch.cat([Replay(model, "layer", image).output(each[None]) for each in changed])
@@ -69,8 +48,7 @@ def test_a_replay_of_several_is_that_of_each(arranged: str) -> None:
 def test_the_modules_in_front_run_once_more_to_show_their_arrangement(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch.manual_seed(0)
-    model = Arranged(ARRANGED["windows of one image together"]).eval()
+    model = arranged(*ARRANGED["windows of one image together"])
     replay = Replay(model, "layer", images(1))
     batches: list[int] = []
     original = nn.Tanh.forward
@@ -85,17 +63,15 @@ def test_the_modules_in_front_run_once_more_to_show_their_arrangement(
     assert batches == [4]  # two windows of each of two images
 
 
-class Single(Arranged):
-    """It takes one image at a time until its layer has run."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert len(x) == 1
-        return super().forward(x)
-
-
 def test_a_model_of_one_image_is_replayed_one_by_one() -> None:
-    torch.manual_seed(0)
-    model = Single(ARRANGED["windows of one image together"]).eval()
+    """It takes one image at a time until its layer has run."""
+    put, back = ARRANGED["windows of one image together"]
+
+    def single(x: Tensor) -> Tensor:
+        assert len(x) == 1
+        return put(x)
+
+    model = arranged(single, back)
     changed = torch.randn(3, 4, 8, 8)
     replay = Replay(model, "layer", images(1))
     alone = torch.cat([replay.output(each[None]) for each in changed])

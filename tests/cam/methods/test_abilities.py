@@ -15,8 +15,11 @@ from cam.methods.abilities import unsuited
 from cam.methods.trial import Trial
 from cam.outputs.outputs import forward
 from cam.outputs.reading import Reading
-from tests.cam.methods.test_attention import of_hugging_face, of_timm, of_torchvision
-from tests.cam.nets import ATTENDING, DETECTING, detector, hook_count, images, segmenter, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
+from tests.zoo.convolutional import segmenter, small
+from tests.zoo.detectors import detector
+from tests.zoo.parts import hook_count, images
+from tests.zoo.transformers import of_hugging_face, of_timm, vit
 
 MODELS = {
     "resnet18": lambda: torchvision.models.resnet18(),
@@ -26,7 +29,7 @@ MODELS = {
     "lite0": lambda: timm.create_model("tf_efficientnet_lite0"),
     "swin": lambda: torchvision.models.swin_t(),
     "vit": of_timm,
-    "vit of torchvision": of_torchvision,
+    "vit of torchvision": vit,
     "vit of Hugging Face": of_hugging_face,
     "segmenter": segmenter,
     "detector": detector,

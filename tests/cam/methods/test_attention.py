@@ -12,52 +12,33 @@ import timm
 import torch
 import torchvision
 from torch import Tensor, nn
-from transformers import ViTConfig, ViTForImageClassification
 
 from cam import ClassTarget, PromptClassifier, explain
 from cam.errors import MethodUnsuited
 from cam.methods.attention import attention_problems, lists_of_blocks
 from cam.methods.attention_hooks import attending
-from tests.cam.nets import hook_count, images, small
-from tests.image_text import image_text_model, tokenizer
+from tests.zoo.convolutional import small
+from tests.zoo.image_text import image_text_model, tokenizer
+from tests.zoo.parts import Net, hook_count, images, scored
+from tests.zoo.transformers import (
+    mixing,
+    of_four,
+    of_hugging_face,
+    of_timm,
+    of_timm_distilled,
+    of_timm_pooled,
+    vit,
+)
 
 METHODS = ("rollout", "chefer", "agcam", "legrad")
-
-
-class Mixing(nn.Module):
-    """A block whose attention A_h, (heads, N, N), is given: tokens ← Σ_h w_h A_h tokens (no skip,
-    so that numbers stay few)."""
-
-    def __init__(self, attention: Tensor, weights: tuple[float, ...] = (1.0,)) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(attention.expand(len(weights), -1, -1).log())
-        self.weights = nn.Parameter(torch.tensor(weights)[:, None, None], requires_grad=False)
-        self.inner = nn.Identity()
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        matrix = self.logits.expand(len(tokens), -1, -1, -1).softmax(-1)
-        mixed: Tensor = self.inner((self.weights * (matrix @ tokens[:, None])).sum(1))
-        return mixed
 
 
 FIRST = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
 SECOND = torch.tensor([[0, 0.5, 0.5, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
 
 
-class Tiny(nn.Module):
-    """2 × 2 pixels are four tokens of one number; two blocks; the head reads token 0 or the mean:
-    y = 2 × what it reads, and -y."""
-
-    def __init__(self, *, mean: bool = False) -> None:
-        super().__init__()
-        self.embed = nn.Identity()
-        self.blocks = nn.Sequential(Mixing(FIRST.clamp(min=1e-12)), Mixing(SECOND.clamp(min=1e-12)))
-        self.mean = mean
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.blocks(self.embed(x[:, 0].flatten(1)[..., None]))
-        read = tokens.mean(1) if self.mean else tokens[:, 0]
-        return torch.cat([2 * read, -2 * read], 1)
+def tiny(*, mean: bool = False) -> Net:
+    return of_four(mixing(FIRST.clamp(min=1e-12)), mixing(SECOND.clamp(min=1e-12)), mean=mean)
 
 
 PHOTO = torch.tensor([[[[1.0, 2], [3, 4]]]])
@@ -73,10 +54,10 @@ def test_rollout_by_hand() -> None:
     """r (½I + ½A_2)(½I + ½A_1): the first row of the second is (2, 1, 1, 0) / 4."""
     second = np.array([2, 1, 1, 0]) / 4
     first = (np.eye(4) + FIRST.numpy()) / 2
-    np.testing.assert_allclose(mapped("rollout", Tiny()).ravel(), second @ first, atol=1e-6)
+    np.testing.assert_allclose(mapped("rollout", tiny()).ravel(), second @ first, atol=1e-6)
     rows = (np.eye(4) + SECOND.numpy()) / 2
     expected = rows.mean(0) @ first
-    np.testing.assert_allclose(mapped("rollout", Tiny(mean=True)).ravel(), expected, atol=1e-6)
+    np.testing.assert_allclose(mapped("rollout", tiny(mean=True)).ravel(), expected, atol=1e-6)
 
 
 def test_chefer_by_hand() -> None:
@@ -88,9 +69,9 @@ def test_chefer_by_hand() -> None:
     two[0] = 2 * after * SECOND.numpy()[0]
     one[1:3] = np.array([1, 2, 3, 4]) * FIRST.numpy()[1:3]
     expected = ((np.eye(4) + two) @ (np.eye(4) + one) - np.eye(4))[0]
-    np.testing.assert_allclose(mapped("chefer", Tiny()).ravel(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mapped("chefer", tiny()).ravel(), expected, rtol=1e-5, atol=1e-6)
     # What lowers the score: every gradient is negative, so nothing is left.
-    assert not mapped("chefer", Tiny(), target=1).any()
+    assert not mapped("chefer", tiny(), target=1).any()
 
 
 def sigmoid(numbers: np.ndarray) -> np.ndarray:
@@ -105,37 +86,34 @@ def test_agcam_by_hand() -> None:
     after, x = FIRST.numpy() @ [1, 2, 3, 4], np.array([1.0, 2, 3, 4])
     gates = [each.numpy() / (1 + each.numpy()) for each in (FIRST, SECOND)]
     np.testing.assert_allclose(
-        mapped("agcam", Tiny()).ravel(), 2 * after * gates[1][0], rtol=1e-5, atol=1e-9
+        mapped("agcam", tiny()).ravel(), 2 * after * gates[1][0], rtol=1e-5, atol=1e-9
     )
     slopes = 2 * np.outer(SECOND.numpy().mean(0), x), np.tile(2 * after / 4, (4, 1))
     expected = sum((gate * slope).mean(0) for gate, slope in zip(gates, slopes, strict=True))
-    np.testing.assert_allclose(mapped("agcam", Tiny(mean=True)).ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(mapped("agcam", tiny(mean=True)).ravel(), expected, rtol=1e-5)
     # What lowers the score: every gradient is negative, so nothing is left.
-    assert not mapped("agcam", Tiny(), target=1).any()
+    assert not mapped("agcam", tiny(), target=1).any()
 
 
 def test_legrad_by_hand() -> None:
     """Layer 2: ∂y/∂A_2 as above, over 4 rows. Layer 1, read at once: 2 x in row 0, over 4 rows."""
     after = FIRST.numpy() @ [1, 2, 3, 4]
     expected = (2 * after / 4 + 2 * np.array([1, 2, 3, 4]) / 4) / 2
-    np.testing.assert_allclose(mapped("legrad", Tiny()).ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(mapped("legrad", tiny()).ravel(), expected, rtol=1e-5)
 
 
-class TwoHeads(Tiny):
+def two_heads(weight: float) -> Net:
     """One block of two heads, whose first rows are (1, 1, 1, 1) / 4 and (1, 0, 0, 0), added with
     the weights 1 and w. y = 2 × token 0: ∂y/∂A_h is 2 w_h x in row 0 and 0 below."""
-
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        heads = torch.stack([torch.full((4, 4), 0.25), torch.eye(4).clamp(min=1e-12)])
-        self.blocks = nn.Sequential(Mixing(heads, (1.0, weight)))
+    heads = torch.stack([torch.full((4, 4), 0.25), torch.eye(4).clamp(min=1e-12)])
+    return of_four(mixing(heads, (1.0, weight)))
 
 
 def test_rollout_takes_the_mean_of_two_heads_by_hand() -> None:
     """(I + mean_h A_h) / 2, row 0: ((1, 0, 0, 0) + (5, 1, 1, 1) / 8) / 2; of the maximum of the
     heads it would be (8, 1, 1, 1) / 11."""
     expected = np.array([13, 1, 1, 1]) / 16
-    np.testing.assert_allclose(mapped("rollout", TwoHeads(3)).ravel(), expected, atol=1e-6)
+    np.testing.assert_allclose(mapped("rollout", two_heads(3)).ravel(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -146,40 +124,35 @@ def test_rollout_takes_the_mean_of_two_heads_by_hand() -> None:
 def test_chefer_takes_the_mean_of_two_rectified_heads_by_hand(
     weight: float, expected: list[float]
 ) -> None:
-    np.testing.assert_allclose(mapped("chefer", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(mapped("chefer", two_heads(weight)).ravel(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("weight", [3.0, -3.0])
 def test_agcam_adds_two_rectified_heads_by_hand(weight: float) -> None:
     """Of head 1, 2 x ¼ / (1 + ¼); of head 2, 2 w x ½ in the first place."""
     expected = np.array([1.0, 2, 3, 4]) * 2 / 5 + [max(weight, 0), 0, 0, 0]
-    np.testing.assert_allclose(mapped("agcam", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(mapped("agcam", two_heads(weight)).ravel(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("weight", "factor"), [(3.0, (2 + 6) / 2), (-3.0, 2 / 2)])
 def test_legrad_takes_the_mean_of_two_rectified_heads_by_hand(weight: float, factor: float) -> None:
     """Row 0 is 2 x and 2 w x, less nothing where w < 0; then the mean over four rows."""
     expected = factor * np.array([1, 2, 3, 4]) / 4
-    np.testing.assert_allclose(mapped("legrad", TwoHeads(weight)).ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(mapped("legrad", two_heads(weight)).ravel(), expected, rtol=1e-5)
 
 
-class ClassToken(nn.Module):
+def class_token(*, heads: bool) -> Net:
     """2 × 2 pixels are four tokens, their first two channels, behind a class token (1, 0), which
     reads them by one attention with q = k = v. y = 2 o_1 − o_2, o what it reads, and −y."""
 
-    def __init__(self, *, heads: bool) -> None:
-        super().__init__()
-        self.tokens, self.heads = nn.Identity(), heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = x[:, :2].flatten(2).transpose(1, 2)
+    def score(x: Tensor, tokens: nn.Module) -> Tensor:
         first = torch.tensor([1.0, 0.0]).expand(len(x), 1, 2)
-        tokens = self.tokens(torch.cat([first, patches], 1))
-        tokens = tokens[:, None] if self.heads else tokens
-        read = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)[..., 0, :]
-        read = read.flatten(0, -2)
-        y = read @ torch.tensor([2.0, -1.0])
-        return torch.stack([y, -y], 1)
+        all_ = tokens(torch.cat([first, x[:, :2].flatten(2).transpose(1, 2)], 1))
+        all_ = all_[:, None] if heads else all_
+        read = nn.functional.scaled_dot_product_attention(all_, all_, all_)[..., 0, :]
+        return read.flatten(0, -2) @ torch.tensor([2.0, -1.0])
+
+    return scored(score, other=-1, tokens=nn.Identity())
 
 
 @pytest.mark.parametrize("heads", [True, False])
@@ -188,11 +161,11 @@ def test_gradeclip_by_hand(heads: bool) -> None:
     are 3/5, 4/5, 0, 1."""
     photo = torch.tensor([[3.0, 4, 0, 1], [4, 3, 1, 0], [0, 0, 0, 0]]).reshape(1, 3, 2, 2)
     one, other = explain(
-        ClassToken(heads=heads), photo, target=[0, 1], method="gradeclip", signed=True
+        class_token(heads=heads), photo, target=[0, 1], method="gradeclip", signed=True
     )
     np.testing.assert_allclose(one.map.ravel(), [1.2, 4, 0, 2], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(other.map, -one.map)
-    (least,) = explain(ClassToken(heads=heads), photo, target=1, method="gradeclip")
+    (least,) = explain(class_token(heads=heads), photo, target=1, method="gradeclip")
     assert not least.map.any()
 
 
@@ -203,7 +176,7 @@ def of_transformers_clip() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "block", "reading", "projection"),
     [
-        (lambda: of_timm(), "blocks.2.attn", ("qkv",), "proj"),
+        (of_timm, "blocks.2.attn", ("qkv",), "proj"),
         (
             of_transformers_clip,
             "encoders.vision_model.encoder.layers.2.self_attn",
@@ -240,61 +213,19 @@ def test_gradeclip_restated(
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: of_timm_pooled(), "scores read 16 tokens of the last attention"),
-        (lambda: of_timm_distilled(), "scores read 2 tokens of the last attention"),
-        (Tiny, "this model's is a softmax and a product|scores read a patch of the last"),
+        (of_timm_pooled, "scores read 16 tokens of the last attention"),
+        (of_timm_distilled, "scores read 2 tokens of the last attention"),
+        (tiny, "this model's is a softmax and a product|scores read a patch of the last"),
         (small, "it needs a transformer"),
     ],
 )
 def test_gradeclip_needs_a_class_token(build: Callable[[], nn.Module], words: str) -> None:
     torch.manual_seed(0)
     model = build().eval()
-    x = PHOTO if isinstance(model, Tiny) else images(1, size=64)
+    x = PHOTO if build is tiny else images(1, size=64)
     with pytest.raises(MethodUnsuited, match=words) as error:
         explain(model, x, method="gradeclip")
     assert attention_problems(model, x)["gradeclip"] == str(error.value)
-
-
-def of_timm() -> nn.Module:
-    model: nn.Module = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=64)
-    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
-    return model
-
-
-def of_timm_distilled() -> nn.Module:
-    model: nn.Module = timm.create_model("deit_tiny_distilled_patch16_224", depth=3, img_size=64)
-    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
-    return model
-
-
-def of_timm_pooled() -> nn.Module:
-    model: nn.Module = timm.create_model(
-        "vit_tiny_patch16_224", depth=3, img_size=64, class_token=False, global_pool="avg"
-    )
-    nn.init.normal_(model.get_parameter("head.weight"), std=0.02)
-    return model
-
-
-def of_torchvision() -> nn.Module:
-    model: nn.Module = torchvision.models.VisionTransformer(
-        image_size=64, patch_size=16, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64
-    )
-    nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
-    return model
-
-
-def of_hugging_face() -> nn.Module:
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=64,
-        num_labels=7,
-    )
-    model: nn.Module = ViTForImageClassification(config)
-    nn.init.normal_(model.get_parameter("classifier.weight"), std=0.5)
-    return model
 
 
 @cache
@@ -304,7 +235,7 @@ def built(build: Callable[[], nn.Module]) -> nn.Module:
     return build().eval()
 
 
-BUILDS = (of_timm, of_timm_distilled, of_timm_pooled, of_torchvision, of_hugging_face)
+BUILDS = (of_timm, of_timm_distilled, of_timm_pooled, vit, of_hugging_face)
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -324,7 +255,7 @@ def test_the_matrices_are_the_models_own(build: Callable[[], nn.Module]) -> None
         assert matrix.std() > 0
 
 
-@pytest.mark.parametrize("build", [of_timm, of_torchvision])
+@pytest.mark.parametrize("build", [of_timm, vit])
 def test_agcam_equals_a_statement_of_its_own(build: Callable[[], nn.Module]) -> None:
     """With hooks on the projections to queries, keys and values, and the softmax written out."""
     model, x = built(build), images(1, size=64)
@@ -416,51 +347,43 @@ def test_the_grad_mode_is_the_callers_again_after_an_exception() -> None:
 
 
 def test_rollout_knows_no_class_also_where_targets_cancel() -> None:
-    plain = mapped("rollout", Tiny())
+    plain = mapped("rollout", tiny())
     assert plain.max() > 0
     both = [ClassTarget(1), ClassTarget(1, against=True)]
-    for found in explain(Tiny(), PHOTO, target=both, method="rollout"):
+    for found in explain(tiny(), PHOTO, target=both, method="rollout"):
         np.testing.assert_array_equal(found.map, plain)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_callers_mode_changes_nothing(method: str, mode: Callable[[], Any]) -> None:
-    plain = mapped(method, Tiny())
+    plain = mapped(method, tiny())
     with mode():
-        np.testing.assert_array_equal(mapped(method, Tiny()), plain)
+        np.testing.assert_array_equal(mapped(method, tiny()), plain)
 
 
 def block() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
 
-class Listed(nn.Module):
-    """Lists of modules, by name."""
-
-    def __init__(self, **lists: list[nn.Module]) -> None:
-        super().__init__()
-        for name, modules in lists.items():
-            setattr(self, name, nn.ModuleList(modules))
+def listed(**lists: list[nn.Module]) -> Net:
+    return Net(len, **{name: nn.ModuleList(modules) for name, modules in lists.items()})
 
 
-class Stack(nn.Module):
+def stack() -> Net:
     """No list, whatever its children are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = block(), block(), block()
+    return Net(len, first=block(), second=block(), third=block())
 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (Listed(a=[block()] * 2, b=[block(), block(), block()]), ["b.0", "b.1", "b.2"]),
-        (Listed(a=[block(), block()], b=[block(), block()]), ["a.0", "a.1"]),
-        (Listed(a=[block(), block()], b=[nn.ReLU(), nn.ReLU(), nn.ReLU()]), ["a.0", "a.1"]),
-        (Listed(a=[block(), block()], b=[block(), nn.Sequential(), block()]), ["a.0", "a.1"]),
-        (Listed(a=[block(), block()], b=[block(), Stack(), block()]), ["a.0", "a.1"]),
-        (nn.Sequential(Stack(), Stack()), ["0", "1"]),
+        (listed(a=[block()] * 2, b=[block(), block(), block()]), ["b.0", "b.1", "b.2"]),
+        (listed(a=[block(), block()], b=[block(), block()]), ["a.0", "a.1"]),
+        (listed(a=[block(), block()], b=[nn.ReLU(), nn.ReLU(), nn.ReLU()]), ["a.0", "a.1"]),
+        (listed(a=[block(), block()], b=[block(), nn.Sequential(), block()]), ["a.0", "a.1"]),
+        (listed(a=[block(), block()], b=[block(), stack(), block()]), ["a.0", "a.1"]),
+        (nn.Sequential(stack(), stack()), ["0", "1"]),
         (nn.ModuleDict({"a": block(), "b": block(), "c": block()}), []),
         (nn.Linear(2, 2), []),
     ],

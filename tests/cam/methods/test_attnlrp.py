@@ -4,6 +4,7 @@ the model as it was."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,61 +18,36 @@ from cam import ClassTarget, explain
 from cam.errors import CamError, MethodUnsuited
 from cam.methods.attnlrp import CONVOLUTION, LINEAR, require_rules
 from cam.methods.relevance_rules import RelevanceRules
-from tests.cam.methods.test_attention import of_hugging_face, of_timm, of_torchvision
-from tests.cam.nets import hook_count, images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images
+from tests.zoo.transformers import (
+    Attention,
+    of_hugging_face,
+    of_timm,
+    one_block,
+    softmax_attention,
+    vit,
+)
 
 
-class Block(nn.Module):
-    """An image of 8 × 8 pixels as four patches, one block of a transformer, and three classes."""
-
-    def __init__(self, *, bias: bool = True) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 6, 4, 4, bias=bias)
-        self.first, self.second = (nn.LayerNorm(6, bias=bias) for _ in range(2))
-        self.q, self.k, self.v, self.out = (nn.Linear(6, 6, bias=bias) for _ in range(4))
-        self.up, self.down = nn.Linear(6, 9, bias=bias), nn.Linear(9, 6, bias=bias)
-        self.head = nn.Linear(6, 3, bias=bias)
-
-    def attention(self, x: Tensor) -> Tensor:
-        weights = (self.q(x) @ self.k(x).transpose(-2, -1) / 6**0.5).softmax(-1)
-        mixed: Tensor = self.out(weights @ self.v(x))
-        return mixed
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.patches(image).flatten(2).transpose(1, 2)
-        x = x + self.attention(self.first(x))
-        x = x + self.down(functional.gelu(self.up(self.second(x))))
-        logits: Tensor = self.head(x.mean(1))
-        return logits
+def fused(x: Tensor, q: nn.Module, k: nn.Module, v: nn.Module, out: nn.Module) -> Any:
+    query, key, value = (each(x)[:, None] for each in (q, k, v))
+    read = functional.scaled_dot_product_attention(query, value=value, key=key)
+    return out(read[:, 0])
 
 
-class Fused(Block):
-    def attention(self, x: Tensor) -> Tensor:
-        q, k, v = (each(x)[:, None] for each in (self.q, self.k, self.v))
-        out: Tensor = self.out(functional.scaled_dot_product_attention(q, value=v, key=k)[:, 0])
-        return out
-
-
-class Joined(Block):
+def joined(x: Tensor, joined: nn.MultiheadAttention, **parts: nn.Linear) -> Any:
     """With torch's own module, in which no linear layer is a function of its own."""
-
-    def __init__(self, *, bias: bool = True) -> None:
-        super().__init__(bias=bias)
-        self.joined = nn.MultiheadAttention(6, 1, bias=bias, batch_first=True)
-
-    def attention(self, x: Tensor) -> Tensor:
-        weights = torch.cat([self.q.weight, self.k.weight, self.v.weight])
-        self.joined.in_proj_weight.data.copy_(weights)
-        self.joined.out_proj.weight.data.copy_(self.out.weight)
-        if self.q.bias is not None:
-            self.joined.in_proj_bias.data.copy_(torch.cat([self.q.bias, self.k.bias, self.v.bias]))
-            self.joined.out_proj.bias.data.copy_(self.out.bias)
-        mixed: Tensor = self.joined(x, x, x, need_weights=False)[0]
-        return mixed
+    q, k, v, out = (parts[name] for name in ("q", "k", "v", "out"))
+    joined.in_proj_weight.data.copy_(torch.cat([q.weight, k.weight, v.weight]))
+    joined.in_proj_bias.data.copy_(torch.cat([q.bias, k.bias, v.bias]))
+    joined.out_proj.load_state_dict(out.state_dict())
+    return joined(x, x, x, need_weights=False)[0]
 
 
-def made(build: Callable[..., Block], *, bias: bool = True) -> Block:
-    model = build(bias=bias)
+def made(attention: Attention = softmax_attention, *, bias: bool = True) -> Net:
+    more = {"joined": nn.MultiheadAttention(6, 1, batch_first=True)} if attention is joined else {}
+    model = one_block(attention, bias=bias, **more)
     torch.manual_seed(5)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -100,7 +76,7 @@ def normed(relevance: Tensor, x: Tensor, layer: nn.LayerNorm) -> Tensor:
     return (products * (relevance / outputs)[..., None]).sum(1)
 
 
-def attended(relevance: Tensor, x: Tensor, model: Block, gamma: float) -> Tensor:
+def attended(relevance: Tensor, x: Tensor, model: Net, gamma: float) -> Tensor:
     """Half of the output's relevance goes to the values, half to the weights; through the softmax
     R_s = s (R − w ΣR), and half of that each to queries and keys."""
     with torch.no_grad():
@@ -117,13 +93,13 @@ def attended(relevance: Tensor, x: Tensor, model: Block, gamma: float) -> Tensor
     return sum((linear(r, x, layer, gamma) for r, layer in given), torch.zeros(()))
 
 
-def stated(model: Block, image: Tensor, index: int) -> Tensor:
+def stated(model: Net, image: Tensor, index: int) -> Tensor:
     """Pass relevance back from one logit to the pixels, layer by layer. Return the sums of the
     channels."""
     with torch.no_grad():
-        patches = model.patches(image).flatten(2)[0].T
+        patches = model.embed(image).flatten(2)[0].T
         left = model.first(patches)
-        after = patches + model.attention(left[None])[0]
+        after = patches + softmax_attention(left[None], model.q, model.k, model.v, model.out)[0]
         right = model.second(after)
         up = model.up(right)
         down = model.down(functional.gelu(up))
@@ -141,17 +117,17 @@ def stated(model: Block, image: Tensor, index: int) -> Tensor:
     of_patches = of_after * patches / after + normed(of_left, patches.double(), model.first)
     pixels = functional.unfold(image, 4, stride=4)[0].T.double()
     flat = nn.Linear(48, 6)
-    flat.weight.data = model.patches.weight.detach().flatten(1)
-    flat.bias.data = torch.zeros(6) if model.patches.bias is None else model.patches.bias.detach()
+    flat.weight.data = model.embed.weight.detach().flatten(1)
+    flat.bias.data = torch.zeros(6) if model.embed.bias is None else model.embed.bias.detach()
     of_pixels = linear(of_patches, pixels, flat, CONVOLUTION)
     found = functional.fold(of_pixels.T[None].float(), (8, 8), 4, stride=4)
     return found[0].sum(0).detach()
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("build", [Block, Fused])
-def test_each_operation_has_the_rule_of_the_paper(build: Callable[..., Block], bias: bool) -> None:
-    model, image = made(build, bias=bias), images(1)
+@pytest.mark.parametrize("attention", [softmax_attention, fused])
+def test_each_operation_has_the_rule_of_the_paper(attention: Attention, bias: bool) -> None:
+    model, image = made(attention, bias=bias), images(1)
     expected = stated(model, image, 1)
     (found,) = explain(model, image, target=1, method="attnlrp", signed=True)
     scale = float(expected.abs().max())
@@ -160,16 +136,16 @@ def test_each_operation_has_the_rule_of_the_paper(build: Callable[..., Block], b
     np.testing.assert_allclose(positive.map, np.maximum(found.map, 0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("build", [Block, Fused, Joined])
+@pytest.mark.parametrize("attention", [softmax_attention, fused, joined])
 def test_the_modules_of_attention_do_the_same(
-    build: Callable[..., Block], monkeypatch: pytest.MonkeyPatch
+    attention: Attention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without γ, which torch's own module has no layers for."""
     monkeypatch.setattr("cam.methods.attnlrp.LINEAR", 0)
     image = images(1)
     maps = [
         explain(made(each), image, target=2, method="attnlrp", signed=True)[0].map
-        for each in (Block, build)
+        for each in (softmax_attention, attention)
     ]
     np.testing.assert_allclose(maps[1], maps[0], rtol=1e-3, atol=1e-4 * np.abs(maps[0]).max())
 
@@ -250,22 +226,10 @@ def test_a_normalisation_divides_by_a_constant(layer: Callable[[Tensor], Tensor]
     torch.testing.assert_close((x * slopes).sum().detach(), (output * out).sum().detach())
 
 
-class Brightest(nn.Module):
-    """Learns in which quarter of the image something is bright."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vit = torchvision.models.VisionTransformer(16, 4, 2, 2, 24, 48, num_classes=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.vit(x)
-        return logits
-
-
 def test_it_lies_on_what_a_trained_transformer_looks_at() -> None:
     """Red and green squares lie anywhere: a class is which of the two there is."""
     torch.manual_seed(0)
-    model = Brightest()
+    model = torchvision.models.VisionTransformer(16, 4, 2, 2, 24, 48, num_classes=2)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
 
     def scenes(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -302,41 +266,37 @@ def test_what_is_refused() -> None:
         explain(small(), images(1), method="attnlrp")
     target = ClassTarget(1, of="probability")
     with pytest.raises(MethodUnsuited, match="shares out logits, and no probabilities"):
-        explain(made(Block), images(1), target=target, method="attnlrp")
+        explain(made(), images(1), target=target, method="attnlrp")
 
-    class Sorted(Block):
-        def attention(self, x: Tensor) -> Tensor:
-            return super().attention(x.sort(1).values)
+    def ordered(x: Tensor, **parts: nn.Module) -> Any:
+        return softmax_attention(x.sort(1).values, **parts)
 
     reason = "it needs a rule for each operation: sort of this model has none"
     with pytest.raises(MethodUnsuited, match=f"^{reason}$"):
-        require_rules(made(Sorted), images(1))
+        require_rules(made(ordered), images(1))
     with pytest.raises(MethodUnsuited, match=reason):
-        explain(made(Sorted), images(1), method="attnlrp")
+        explain(made(ordered), images(1), method="attnlrp")
 
-    class InPlace(Block):
-        def attention(self, x: Tensor) -> Tensor:
-            return super().attention(x).mul_(x)
+    def in_place(x: Tensor, **parts: nn.Module) -> Any:
+        return softmax_attention(x, **parts).mul_(x)
 
-    class Odd(Block):
-        def attention(self, x: Tensor) -> Tensor:
-            return super().attention(functional.gelu(input=x))
+    def odd(x: Tensor, **parts: nn.Module) -> Any:
+        return softmax_attention(functional.gelu(input=x), **parts)
 
     with pytest.raises(MethodUnsuited, match="its rules do not fit this model: IndexError"):
-        require_rules(made(Odd), images(1))
+        require_rules(made(odd), images(1))
     with pytest.raises(MethodUnsuited, match="its rules do not fit this model"):
-        explain(made(Odd), images(1), method="attnlrp")
+        explain(made(odd), images(1), method="attnlrp")
 
-    class Listed(Block):
-        def attention(self, x: Tensor) -> Tensor:
-            return torch.einsum("bnd,bnd->bnd", [super().attention(x), x])
+    def listed(x: Tensor, **parts: nn.Module) -> Any:
+        return torch.einsum("bnd,bnd->bnd", [softmax_attention(x, **parts), x])
 
-    for kind, operation in ((Listed, "einsum"), (InPlace, "mul_")):
+    for kind, operation in ((listed, "einsum"), (in_place, "mul_")):
         with pytest.raises(MethodUnsuited, match=f"{operation} of this model"):
             require_rules(made(kind), images(1))
 
 
-@pytest.mark.parametrize("build", [of_torchvision, of_timm, of_hugging_face])
+@pytest.mark.parametrize("build", [vit, of_timm, of_hugging_face])
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_the_model_is_left_as_it_was(
     build: Callable[[], nn.Module], mode: Callable[[], torch.no_grad]
@@ -359,7 +319,7 @@ def test_the_model_is_left_as_it_was(
 
 def test_the_rules_end_with_the_block() -> None:
     """After an exception, and after an enter that failed."""
-    model, image = made(Block), images(1)
+    model, image = made(), images(1)
     plain = model(image)
     with pytest.raises(ZeroDivisionError), RelevanceRules(model):
         raise ZeroDivisionError
@@ -370,7 +330,7 @@ def test_the_rules_end_with_the_block() -> None:
         def modules(self, *given: object, **named: object) -> object:  # type: ignore[override]
             raise ZeroDivisionError
 
-    model.add_module("unwilling", Unwilling())
-    with pytest.raises(ZeroDivisionError), RelevanceRules(model.unwilling):  # type: ignore[arg-type]
+    model.head.add_module("unwilling", Unwilling())
+    with pytest.raises(ZeroDivisionError), RelevanceRules(model.head.unwilling):
         pass
     assert torch.equal(model(image), plain)

@@ -11,7 +11,8 @@ from torch import nn
 from cam import explain
 from cam.errors import InvalidImages
 from cam.methods.background import PICTURES, background_of, declare_background
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -9,53 +9,25 @@ import pytest
 import timm
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from cam import explain
 from cam.errors import MethodUnsuited
-from tests.cam.nets import as_after_training, hook_count, images, small
-
-
-class Plain(nn.Module):
-    """One feature map 2x + 1, rectified, its mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 1, 1)
-        with torch.no_grad():
-            self.conv.weight.fill_(2)
-            self.conv.bias.fill_(1)  # type: ignore[union-attr]
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = self.conv(x).relu().mean(dim=(1, 2, 3))
-        return torch.stack([mean, -mean], 1)
+from tests.zoo.by_hand import rectified
+from tests.zoo.convolutional import UnsaidFrozenBatchNorm2d, small
+from tests.zoo.parts import as_after_training, hook_count, images
 
 
 def test_by_hand() -> None:
     # Z = 3, -3, 1, 7: y = (3 + 0 + 1 + 7) / 4. X ⊙ ∂y/∂X = 1·½, 0, 0, 3·½ → 1/3, 0, 0, 1;
     # b ⊙ ∂y/∂Z = ¼, 0, ¼, ¼ → 1, 0, 1, 1.
     photo = torch.tensor([[[[1.0, -2], [0, 3]]]])
-    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    (found,) = explain(rectified([2.0], [1.0]), photo, target=0, method="fullgrad")
     np.testing.assert_allclose(found.map, np.array([[4 / 3, 0], [1, 2]]), rtol=1e-6)
     assert found.completeness is not None
     assert found.completeness.attributed == pytest.approx(2.75)
     assert found.completeness.difference == pytest.approx(2.75)
-
-
-class TwoMaps(nn.Module):
-    """Feature maps relu(2x + 1) and x + 3, the sum of their means."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 1)
-        with torch.no_grad():
-            self.conv.weight.copy_(torch.tensor([2.0, 1])[:, None, None, None])
-            self.conv.bias.copy_(torch.tensor([1.0, 3]))  # type: ignore[union-attr]
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x).relu().mean(dim=(2, 3)).sum(1)
-        return torch.stack([y, -y], 1)
 
 
 @pytest.mark.parametrize("target", [0, 1])
@@ -63,8 +35,8 @@ def test_a_layers_maps_are_scaled_together(target: int) -> None:
     # Z = (3, -3, 1, 7), (4, 1, 3, 6). b ⊙ ∂y/∂Z = (¼, 0, ¼, ¼), (¾, ¾, ¾, ¾) → thirds of ¾, one
     # minimum and one maximum for both: (⅓, 0, ⅓, ⅓), (1, 1, 1, 1); the second alone would be 0.
     # X ⊙ ∂y/∂X = (1, -2, 0, 3) ⊙ (¾, ¼, ¾, ¾) = (¾, -½, 0, 9/4) → (⅓, 2/9, 0, 1).
-    photo = torch.tensor([[[[1.0, -2], [0, 3]]]])
-    (found,) = explain(TwoMaps(), photo, target=target, method="fullgrad")
+    photo, model = torch.tensor([[[[1.0, -2], [0, 3]]]]), rectified([2.0, 1.0], [1.0, 3.0])
+    (found,) = explain(model, photo, target=target, method="fullgrad")
     np.testing.assert_allclose(found.map, np.array([[5 / 3, 11 / 9], [4 / 3, 7 / 3]]), rtol=1e-6)
 
 
@@ -171,16 +143,8 @@ def test_whatever_adds_a_bias_is_complete(layers: list[nn.Module]) -> None:
 def test_a_layer_whose_shares_are_all_alike_adds_nothing() -> None:
     # Each pixel's bias has the same share, ¼, so its ψ is 0; what is left is the photo's.
     photo = torch.tensor([[[[1.0, 2], [0, 3]]]])
-    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    (found,) = explain(rectified([2.0], [1.0]), photo, target=0, method="fullgrad")
     np.testing.assert_allclose(found.map, np.array([[1 / 3, 2 / 3], [0, 1]]), rtol=1e-6)
-
-
-class Halved(Plain):
-    """The same on a quarter of the pixels: its feature map is smaller than the photo."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = super().forward(x[..., ::2, ::2])
-        return out
 
 
 def test_feature_maps_are_enlarged_bilinearly() -> None:
@@ -189,7 +153,7 @@ def test_feature_maps_are_enlarged_bilinearly() -> None:
     # 1·½ → 1/3 and 3·½ → 1 where they are read.
     photo = torch.zeros(1, 1, 4, 4)
     photo[0, 0, ::2, ::2] = torch.tensor([[1.0, -2], [0, 3]])
-    (found,) = explain(Halved(), photo, target=0, method="fullgrad")
+    (found,) = explain(rectified([2.0], [1.0], step=2), photo, target=0, method="fullgrad")
     side = torch.tensor([1, 0.75, 0.25, 0])
     expected = 1 - torch.outer(side, 1 - side)  # all but the upper right
     expected[0, 0] += 1 / 3
@@ -207,21 +171,6 @@ def test_a_bias_of_vectors_alone_is_not_enough() -> None:
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     with pytest.raises(MethodUnsuited, match="convolutions with biases: this model has none"):
         explain(model.eval(), images(1), method="fullgrad")
-
-
-class UnsaidFrozenBatchNorm2d(nn.Module):
-    """As Hugging Face's DETR has it: its ε is in its code."""
-
-    def __init__(self, frozen: nn.Module) -> None:
-        super().__init__()
-        for name, buffer in frozen.named_buffers():
-            self.register_buffer(name, buffer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        held = dict(self.named_buffers())
-        scale = held["weight"] * (held["running_var"] + 1e-5).rsqrt()
-        shift = held["bias"] - held["running_mean"] * scale
-        return x * scale[:, None, None] + shift[:, None, None]
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "timm", "no ε"])
@@ -251,7 +200,7 @@ def test_frozen_normalisations_add_their_biases_too(kind: str) -> None:
 def test_the_least_share_is_no_heat() -> None:
     # X ⊙ ∂y/∂X = ½, 1, 3/2, 2 → 0, ⅓, ⅔, 1; the biases' shares are all ¼ and add nothing.
     photo = torch.tensor([[[[1.0, 2], [3, 4]]]])
-    (found,) = explain(Plain(), photo, target=0, method="fullgrad")
+    (found,) = explain(rectified([2.0], [1.0]), photo, target=0, method="fullgrad")
     np.testing.assert_allclose(found.map, np.array([[0, 1 / 3], [2 / 3, 1]]), rtol=1e-6)
 
 

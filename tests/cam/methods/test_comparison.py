@@ -13,7 +13,8 @@ from torch import nn
 from cam import ClassTarget, Output, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.methods.comparison import finer
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 
 def test_by_hand() -> None:

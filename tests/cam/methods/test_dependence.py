@@ -7,7 +7,8 @@ import pytest
 from bench.evaluation_scenes import loaded, photos
 from cam import METHODS, explain, spearman
 from service.models.catalog import EMBEDDED
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 EGYPTIAN_CAT, TRACTOR = 285, 866
 

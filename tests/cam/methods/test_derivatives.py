@@ -12,57 +12,41 @@ from torch.autograd import functional
 
 from cam import ClassTarget, explain
 from cam.errors import MethodUnsuited
-from tests.cam.nets import hook_count, images, small
-from tests.cam.test_targets import Identity
-
-
-class SquaredMean(nn.Module):
-    """y = m², m the mean of the one feature map; the other logit is 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = self.layer(x).mean(dim=(1, 2, 3))
-        return torch.stack([mean**2, 0 * mean], 1)
+from tests.zoo.by_hand import identity
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images, scored
+from tests.zoo.transformers import of_tokens
 
 
 def test_shapleycam_by_hand() -> None:
     # m = 3: G = 2m/4 = 1.5 at each position; HA = 2/16 Σ A = 1.5; W = 1.5 - 0.75.
     photo = torch.tensor([[[[3.0, 1], [0, 8]]]])
-    (found,) = explain(SquaredMean(), photo, target=0, method="shapleycam", layer="layer")
+    model = scored(lambda x, layer: layer(x).mean((1, 2, 3)) ** 2, layer=nn.Identity())
+    (found,) = explain(model, photo, target=0, method="shapleycam", layer="layer")
     np.testing.assert_allclose(found.map, np.array([[2.25, 0.75], [0, 6]]))
 
 
-class Curved(nn.Module):
-    """A smooth, truly curved head on three feature maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-        self.mix = nn.Linear(12, 5)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.tail(self.layer(x))
-
-    def tail(self, a: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.tanh(self.mix(a.flatten(1))))
-        return out
-
-
 def test_shapleycam_equals_the_whole_hessian() -> None:
+    """A smooth, truly curved head on three feature maps."""
     torch.manual_seed(1)
-    model = Curved().eval()
+
+    def tail(a: Tensor, mix: nn.Module, head: nn.Module) -> Any:
+        return head(torch.tanh(mix(a.flatten(1))))
+
+    model = Net(
+        lambda x, layer, mix, head: tail(layer(x), mix, head),
+        layer=nn.Identity(),
+        mix=nn.Linear(12, 5),
+        head=nn.Linear(5, 2),
+    ).eval()
     x = torch.randn(2, 3, 2, 2)
     for row, found in enumerate(
         explain(model, x, target=1, method="shapleycam", layer="layer", signed=True)
     ):
         a = x[row : row + 1]
 
-        def score(values: Tensor) -> Tensor:
-            return model.tail(values)[0, 1]
+        def score(values: Tensor) -> Any:
+            return tail(values, model.mix, model.head)[0, 1]
 
         gradient = functional.jacobian(score, a)  # type: ignore[no-untyped-call]
         hessian = functional.hessian(score, a)  # type: ignore[no-untyped-call]
@@ -86,8 +70,8 @@ def test_a_linear_tail_makes_it_grad_cam() -> None:
 
 def test_noise_that_the_gradient_does_not_feel_leaves_grad_cam_plusplus() -> None:
     photo = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
-    (smooth,) = explain(Identity(), photo, target=0, method="smoothgradcam++", layer="layer")
-    (plain,) = explain(Identity(), photo, target=0, method="gradcam++", layer="layer")
+    (smooth,) = explain(identity(), photo, target=0, method="smoothgradcam++", layer="layer")
+    (plain,) = explain(identity(), photo, target=0, method="gradcam++", layer="layer")
     np.testing.assert_allclose(smooth.map, plain.map, rtol=1e-5)
     assert plain.map.max() > 0
 
@@ -97,18 +81,10 @@ def test_smoothgradcam_plusplus_averages_each_power_by_itself() -> None:
     """y = Σ A³/3 has G = A²: at A = a + ε, the means of (a + ε)², (a + ε)⁴, (a + ε)⁶ are moments
     of the normal distribution."""
 
-    class Cubed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = (self.layer(x) ** 3 / 3).sum(dim=(1, 2, 3))
-            return torch.stack([y, 0 * y], 1)
-
+    model = scored(lambda x, layer: (layer(x) ** 3 / 3).sum((1, 2, 3)), layer=nn.Identity())
     photo = torch.tensor([[[[0.0, 2.0]]]])
     (found,) = explain(
-        Cubed(), photo, target=0, method="smoothgradcam++", layer="layer", budget=20_000
+        model, photo, target=0, method="smoothgradcam++", layer="layer", budget=20_000
     )
     sigma = 0.15 * 2
     weight = 0.0
@@ -126,7 +102,12 @@ def test_smoothgradcam_plusplus_has_no_weight_where_nothing_speaks_for_the_class
 
     def map_of(target: ClassTarget) -> list[list[float]]:
         (found,) = explain(
-            Identity(), photo, target=target, method="smoothgradcam++", layer="layer", signed=True
+            identity(),
+            photo,
+            target=target,
+            method="smoothgradcam++",
+            layer="layer",
+            signed=True,
         )
         values: list[list[float]] = found.map.tolist()
         return values
@@ -145,32 +126,23 @@ def test_a_linear_tail_of_frozen_parameters_makes_it_grad_cam_too() -> None:
     np.testing.assert_allclose(found.map, plain.map, rtol=1e-5)
 
 
-class Attending(nn.Module):
-    """Positions attend to each other behind the layer."""
+def attending(*, fused: bool) -> Net:
+    """Positions attend to each other behind `embed`."""
 
-    def __init__(self, *, fused: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Conv2d(3, 8, 1)
-        self.mix = nn.Linear(8, 24)
-        self.head = nn.Linear(8, 2)
-        self.fused = fused
+    def mixed(tokens: Tensor, mix: nn.Module) -> Any:
+        q, k, v = mix(tokens)[:, None].chunk(3, dim=-1)  # one head
+        if fused:
+            return nn.functional.scaled_dot_product_attention(q, k, v)[:, 0]
+        return ((q @ k.transpose(2, 3) / 8**0.5).softmax(-1) @ v)[:, 0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.layer(x).flatten(2).transpose(1, 2)[:, None]  # one head
-        q, k, v = self.mix(tokens).chunk(3, dim=-1)
-        if self.fused:
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        else:
-            mixed = (q @ k.transpose(2, 3) / 8**0.5).softmax(-1) @ v
-        out: Tensor = self.head(mixed.mean(dim=(1, 2)))
-        return out
+    torch.manual_seed(0)
+    return of_tokens(mixed, embed=nn.Conv2d(3, 8, 1), mix=nn.Linear(8, 24), head=nn.Linear(8, 2))
 
 
 def test_fused_attention_has_the_second_derivatives_of_the_plain_one() -> None:
     x = images(1)
     found, plain, flat = (
-        explain(Attending(fused=fused), x, target=1, method=method, layer="layer", signed=True)[0]
+        explain(attending(fused=fused), x, target=1, method=method, layer="embed", signed=True)[0]
         for fused, method in ((True, "shapleycam"), (False, "shapleycam"), (False, "gradcam"))
     )
     scale = float(np.abs(plain.map).max())
@@ -202,16 +174,12 @@ class Square(torch.autograd.Function):
         return slope
 
 
-class Undifferentiable(SquaredMean):
-    def forward(self, x: Tensor) -> Tensor:
-        values: Tensor = Square.apply(self.layer(x))
-        mean = values.mean(dim=(1, 2, 3))
-        return torch.stack([mean, -mean], 1)
-
-
 def test_what_has_no_second_derivative_is_refused() -> None:
     photo = torch.ones(1, 1, 2, 2)
-    (found,) = explain(Undifferentiable(), photo, target=0, layer="layer")
+    model = scored(
+        lambda x, layer: Square.apply(layer(x)).mean((1, 2, 3)), other=-1, layer=nn.Identity()
+    )
+    (found,) = explain(model, photo, target=0, layer="layer")
     np.testing.assert_allclose(found.map, np.full((2, 2), 0.5))
     with pytest.raises(MethodUnsuited, match="it needs second derivatives: derivative for slope"):
-        explain(Undifferentiable(), photo, target=0, method="shapleycam", layer="layer")
+        explain(model, photo, target=0, method="shapleycam", layer="layer")

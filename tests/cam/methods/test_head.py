@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -23,22 +26,21 @@ from cam import (
 from cam.errors import LayerDidNotRun, MethodUnsuited
 from cam.hooks.grids import Grid
 from cam.methods.head import HeadSignals, PooledHead, pooled_head
-from tests.cam.nets import hook_count, images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images, means
 
 
-class Pooled(nn.Module):
-    """Two feature maps, their means, a linear head with weights (2, -1), (1, 3) and a bias."""
+def plain(x: Tensor, layer: nn.Module, head: nn.Module) -> Any:
+    return head(means(layer(x)))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-        self.head = nn.Linear(2, 2)
-        with torch.no_grad():
-            self.head.weight.copy_(torch.tensor([[2.0, -1], [1, 3]]))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.layer(x[:, :2]).mean(dim=(2, 3)))
-        return out
+def two_means(function: Callable[..., Tensor] = plain) -> Net:
+    """Of two feature maps, by default: their means, and a linear head with weights (2, -1), (1, 3)
+    and a bias."""
+    head = nn.Linear(2, 2)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[2.0, -1], [1, 3]]))
+    return Net(lambda x, **parts: function(x[:, :2], **parts), layer=nn.Identity(), head=head)
 
 
 PHOTO = torch.tensor([[[[1.0, 0], [2, 0]], [[0, 3], [5, 0]], [[0, 0], [0, 0]]]])
@@ -47,7 +49,7 @@ PHOTO = torch.tensor([[[[1.0, 0], [2, 0]], [[0, 3], [5, 0]], [[0, 0], [0, 0]]]])
 def test_by_hand() -> None:
     def map_of(target: int | ClassTarget, *, signed: bool = True) -> list[list[float]]:
         (found,) = explain(
-            Pooled(), PHOTO, target=target, method="cam", layer="layer", signed=signed
+            two_means(), PHOTO, target=target, method="cam", layer="layer", signed=signed
         )
         values: list[list[float]] = found.map.tolist()
         return values
@@ -59,20 +61,12 @@ def test_by_hand() -> None:
     assert map_of(ClassTarget(1, against=True)) == [[-1, -9], [-17, 0]]
 
 
-class Rectified(Pooled):
-    """The same with a rectifier between layer and mean."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.layer(x[:, :2]).relu().mean(dim=(2, 3)))
-        return out
-
-
 def test_what_is_rectified_after_the_layer_by_hand() -> None:
     photo = torch.tensor([[[[3.0, -1], [0, 2]], [[0, 5], [-4, 0]], [[0, 0], [0, 0]]]])
     # 2 A_1 - A_2, of A as it is and of relu(A).
     for model, expected in (
-        (Pooled(), [[6, -7], [4, 4]]),
-        (Rectified(), [[6, -5], [0, 4]]),
+        (two_means(), [[6, -7], [4, 4]]),
+        (two_means(lambda x, layer, head: head(means(layer(x).relu()))), [[6, -5], [0, 4]]),
     ):
         (found,) = explain(model, photo, target=0, method="cam", layer="layer", signed=True)
         assert found.map.tolist() == expected
@@ -131,7 +125,7 @@ def head_of(model: nn.Module, layer: str, x: Tensor) -> PooledHead:
 
 def test_its_gradient_by_hand() -> None:
     """∂z_0/∂A = weights (2, -1) over four positions; of z_0 - z_1, (1, -4) over four."""
-    model = Pooled()
+    model = two_means()
     head = head_of(model, "layer", PHOTO)
     assert head.weights.tolist() == [[2, -1], [1, 3]]
     signals = HeadSignals(head, PHOTO[:, :2], model(PHOTO))
@@ -202,23 +196,13 @@ def test_another_layer_or_what_a_unit_says_goes_the_long_way() -> None:
 
 
 def test_logits_that_are_more_than_the_heads_are_refused() -> None:
-    class Doubled(Pooled):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
-
+    model = two_means(lambda x, layer, head: 2 * head(means(layer(x))))
     with pytest.raises(MethodUnsuited, match="does something else"):
-        pooled_head(Doubled(), PHOTO, "layer", Grid("channels first", 2, 2))
+        pooled_head(model, PHOTO, "layer", Grid("channels first", 2, 2))
 
 
 def test_a_layer_that_does_not_run_this_time() -> None:
-    class Sometimes(Pooled):
-        def forward(self, x: Tensor) -> Tensor:
-            if len(x) == 1:
-                return super().forward(x)
-            out: Tensor = self.head(x[:, :2].mean(dim=(2, 3)))
-            return out
-
-    model = Sometimes()
+    model = two_means(lambda x, layer, head: head(means(layer(x) if len(x) == 1 else x)))
     head = head_of(model, "layer", PHOTO)
     question = Question((ClassTarget(0),), "gradcam", ("layer",))
     with pytest.raises(LayerDidNotRun):

@@ -14,21 +14,8 @@ from cam.errors import MethodUnsuited
 from cam.passes.batch_dependence import conduct_of
 from cam.positions.locate import locate
 from tests.cam.methods.test_perturbation import PHOTO
-from tests.cam.nets import Scale
-from tests.cam.test_targets import Identity
-
-
-class Second(nn.Module):
-    """The layer halves 4 × 4 pixels to 2 × 2; y is the second pixel of the first row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.AvgPool2d(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.layer(x)
-        y = x[:, 0, 0, 1]
-        return torch.stack([y, 0 * y], 1)
+from tests.zoo.by_hand import identity
+from tests.zoo.parts import Net, means, scale, scored, seen_by
 
 
 def test_scorecam_resizes_its_masks_bilinearly_between_pixel_centres() -> None:
@@ -37,37 +24,37 @@ def test_scorecam_resizes_its_masks_bilinearly_between_pixel_centres() -> None:
     # make it 2/3, a cubic 0.88.
     photo = torch.ones(1, 3, 4, 4)
     photo[0, 1, :2, :2], photo[0, 2, 2:, 2:] = 5, 5
-    (found,) = explain(Second(), photo, target=0, method="scorecam", layer="layer")
+
+    def second(x: Tensor, layer: nn.Module) -> Tensor:
+        layer(x)
+        return x[:, 0, 0, 1]
+
+    # The layer halves 4 × 4 pixels to 2 × 2; y is the second pixel of the first row.
+    model = scored(second, layer=nn.AvgPool2d(2))
+    (found,) = explain(model, photo, target=0, method="scorecam", layer="layer")
     first = math.exp(0.75) / (math.exp(0.75) + 2)
     other = 1 / (math.exp(0.75) + 2)  # so does the flat channel, whose mask is 0
     expected = [[5 * first + 2 * other, 1], [1, first + 6 * other]]
     np.testing.assert_allclose(found.map, expected, rtol=1e-6)
 
 
-class Spy(nn.Module):
-    """Keeps the images that it sees. y is the mean of their right half."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.clone())
-        x = self.layer(x)
-        y = x[..., x.shape[-1] // 2 :].mean(dim=(1, 2, 3))
-        return torch.stack([y, 0 * y], 1)
+def right_half() -> Net:
+    """y is the mean of the right half of the image."""
+    return scored(
+        lambda x, layer: layer(x)[..., x.shape[-1] // 2 :].mean((1, 2, 3)), layer=nn.Identity()
+    )
 
 
 def passes_of(
     photo: Tensor, method: str, *, budget: int | None = None
 ) -> tuple[Explanation, list[Tensor]]:
-    """An explanation by a `Spy`, and the images of each pass of the method itself: it is known
+    """An explanation of `right_half`, and the images of each pass of the method itself: it is known
     where the layer lies, how the output is read, and that the model keeps images apart."""
-    model = Spy()
+    model = right_half()
+    seen = seen_by(model)
     locate(model, photo, ["layer"])
     conduct_of(model, photo)
-    model.seen.clear()
+    seen.clear()
     (found,) = explain(
         model,
         photo,
@@ -78,7 +65,7 @@ def passes_of(
         signed=method == "occlusion",
         activation="softmax",
     )
-    first, *passes = model.seen
+    first, *passes = seen
     assert (first == photo).all()
     return found, passes
 
@@ -125,7 +112,7 @@ def test_sscam_adds_noise_of_two_to_each_of_ten_samples() -> None:
 def test_iscam_by_hand() -> None:
     # Factors 0.1, 0.3, 0.6, 1, 1.5, 2.1, 2.8, 3.6, 4.5, 5.5 have the mean 2.2; class 0 scores 1
     # times each through the first channel, 0 through the others.
-    (found,) = explain(Identity(), PHOTO, target=0, method="iscam", layer="layer")
+    (found,) = explain(identity(), PHOTO, target=0, method="iscam", layer="layer")
     total = math.exp(2.2) + 2
     expected = np.array([[4 * math.exp(2.2) / total, 8 / total], [0, 0]])
     np.testing.assert_allclose(found.map, expected, rtol=1e-5)
@@ -201,7 +188,7 @@ def test_rise_on_few_pixels() -> None:
 )
 def test_rise_refuses_whatever_is_against(target: ClassTarget) -> None:
     with pytest.raises(MethodUnsuited, match="leave out against"):
-        explain(Spy(), torch.ones(1, 2, 8, 8), target=[0, target], method="rise", budget=3)
+        explain(right_half(), torch.ones(1, 2, 8, 8), target=[0, target], method="rise", budget=3)
 
 
 def windows(size: tuple[int, int], budget: int) -> list[tuple[int, int, int, int]]:
@@ -254,7 +241,7 @@ def test_occlusions_windows_are_as_small_as_the_budget_allows(
 def test_occlusion_shares_out_what_each_window_costs() -> None:
     # 3 × 2 cells of 2 × 2 pixels, two windows. P = σ(y), y the right half's mean of two colours.
     photo = torch.arange(1.0, 25).reshape(1, 1, 6, 4).repeat(1, 2, 1, 1) / 24
-    (found,) = explain(Spy(), photo, target=0, method="occlusion", budget=2, signed=True)
+    (found,) = explain(right_half(), photo, target=0, method="occlusion", budget=2, signed=True)
     right = photo[0, 0, :, 2:]
 
     def likely(hidden: slice) -> float:
@@ -268,7 +255,7 @@ def test_occlusion_shares_out_what_each_window_costs() -> None:
     np.testing.assert_allclose(found.map, np.repeat(rows[:, None], 4, 1), rtol=1e-5)
     # The same across: the left window hides a third of what is seen, the right one all of it.
     photo = torch.arange(1.0, 25).reshape(1, 1, 4, 6).repeat(1, 2, 1, 1) / 24
-    (found,) = explain(Spy(), photo, target=0, method="occlusion", budget=2, signed=True)
+    (found,) = explain(right_half(), photo, target=0, method="occlusion", budget=2, signed=True)
     right = photo[0, 0, :, 3:]
     whole, part = float(right.mean().sigmoid()), right.clone()
     part[:, 0] = 0
@@ -277,29 +264,26 @@ def test_occlusion_shares_out_what_each_window_costs() -> None:
     columns = np.array([left_drop, left_drop, both, both, right_drop, right_drop])
     np.testing.assert_allclose(found.map, np.repeat(columns[None], 4, 0), rtol=1e-5)
     # The other class loses what this one wins.
-    (other,) = explain(Spy(), photo, target=1, method="occlusion", budget=2, signed=True)
+    (other,) = explain(right_half(), photo, target=1, method="occlusion", budget=2, signed=True)
     np.testing.assert_allclose(other.map, -found.map, atol=1e-6)
 
 
-class Faint(Identity):
+def faint() -> Net:
     """The layer holds a ten-thousandth of the photo; the logits are the photo's means."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = Scale(1e-4)  # type: ignore[assignment]
+    def forward(x: Tensor, layer: nn.Module) -> Tensor:
+        layer(x)
+        return means(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.layer(x)
-        return x.mean(dim=(2, 3))
+    return Net(forward, layer=scale(1e-4))
 
 
-@pytest.mark.parametrize("model", [Identity(), Faint()])
-def test_a_flat_channel_shows_nothing_and_a_weak_one_all(model: nn.Module) -> None:
+@pytest.mark.parametrize(("model", "factor"), [(identity(), 1), (faint(), 1e-4)])
+def test_a_flat_channel_shows_nothing_and_a_weak_one_all(model: nn.Module, factor: float) -> None:
     """Min-max scaling has no scale of its own: 1e-4 is as much as 4."""
     photo = torch.zeros(1, 3, 2, 2)
     photo[0, 0, 0, 0], photo[0, 1, 0, 1], photo[0, 2] = 4, 8, 5
     (found,) = explain(model, photo, target=0, method="scorecam", layer="layer")
     # Class 0 scores 1 through the first channel's mask, 0 through the others'.
     weights = torch.tensor([math.e, 1, 1])[:, None, None] / (math.e + 2)
-    scale = 1e-4 if isinstance(model, Faint) else 1
-    np.testing.assert_allclose(found.map, scale * (photo[0] * weights).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(found.map, factor * (photo[0] * weights).sum(0), rtol=1e-5)

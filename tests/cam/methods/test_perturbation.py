@@ -34,8 +34,9 @@ from cam.methods.perturbation import CHANNELS
 from cam.outputs.reading import Reading
 from cam.passes.stepwise import finish
 from cam.progress import Passes, Progress
-from tests.cam.nets import hook_count, small
-from tests.cam.test_targets import Identity
+from tests.zoo.by_hand import identity
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, at_layer, hook_count, means, scored, seen_by
 
 # Logits are the channels' means: 1, 2 and 0.
 PHOTO = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
@@ -43,7 +44,7 @@ PHOTO = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 8], [0, 0]], [[0, 0], [0, 0]]]])
 
 def test_scorecam_by_hand() -> None:
     # Each channel's mask shows one pixel: class 0 scores 1 through the first, 0 through the others.
-    (found,) = explain(Identity(), PHOTO, target=0, method="scorecam", layer="layer")
+    (found,) = explain(identity(), PHOTO, target=0, method="scorecam", layer="layer")
     total = math.e + 2
     expected = np.array([[4 * math.e / total, 8 / total], [0, 0]])
     np.testing.assert_allclose(found.map, expected, rtol=1e-6)
@@ -51,17 +52,17 @@ def test_scorecam_by_hand() -> None:
 
 def test_ablationcam_by_hand() -> None:
     # y = 1; without the first channel 0, without another still 1: weights 1, 0, 0.
-    (found,) = explain(Identity(), PHOTO, target=0, method="ablationcam", layer="layer")
+    (found,) = explain(identity(), PHOTO, target=0, method="ablationcam", layer="layer")
     np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
     # y = 2; without the second channel 0: weight 2 / 2.
-    (found,) = explain(Identity(), PHOTO, target=1, method="ablationcam", layer="layer")
+    (found,) = explain(identity(), PHOTO, target=1, method="ablationcam", layer="layer")
     np.testing.assert_allclose(found.map, [[0, 8], [0, 0]])
 
 
 def test_ablationcam_of_a_negative_score_keeps_its_sign() -> None:
     # y = -1; without the first channel 0: weight (-1 - 0) / |-1|. Divided by y it would be 1.
     (found,) = explain(
-        Identity(),
+        identity(),
         PHOTO,
         target=ClassTarget(0, against=True),
         method="ablationcam",
@@ -75,7 +76,7 @@ def test_ablationcam_of_a_score_of_zero_divides_by_one() -> None:
     # y = 1 - 1 = 0; without the first channel -1, without the second 1.
     photo = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 4], [0, 0]], [[0, 0], [0, 0]]]])
     (found,) = explain(
-        Identity(),
+        identity(),
         photo,
         target=ClassTarget(0, minus=1),
         method="ablationcam",
@@ -85,24 +86,17 @@ def test_ablationcam_of_a_score_of_zero_divides_by_one() -> None:
     np.testing.assert_allclose(found.map, [[4, -4], [0, 0]])
 
 
-class Squares(nn.Module):
+def squares() -> Net:
     """Logits are the sums of the channels' squares plus a bias: there is no linear head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x).square().sum(dim=(2, 3)) + torch.tensor([5.0, -7.0, 0.0])
-        return out
+    return at_layer(lambda a: a.square().sum((2, 3)) + torch.tensor([5.0, -7.0, 0.0]))
 
 
 def test_reciprocam_by_hand() -> None:
     # With one position alone class 0 scores 16 + 5 or 0 + 5; with none of them 5.
-    (found,) = explain(Squares(), PHOTO, target=0, method="reciprocam", layer="layer")
+    (found,) = explain(squares(), PHOTO, target=0, method="reciprocam", layer="layer")
     np.testing.assert_allclose(found.map, [[16, 0], [0, 0]])
     (found,) = explain(
-        Squares(),
+        squares(),
         PHOTO,
         target=ClassTarget(1, minus=0),
         method="reciprocam",
@@ -112,20 +106,14 @@ def test_reciprocam_by_hand() -> None:
     np.testing.assert_allclose(found.map, [[-16, 64], [0, 0]])
 
 
-class Pooled(nn.Module):
-    """A convolution, the mean over its positions, and a linear head, whose logits may be scaled."""
-
-    def __init__(self, factor: float | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
-        self.factor = factor
-        self.heads = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.heads += 1
-        out: Tensor = self.head(self.layer(x).mean(dim=(2, 3)))
-        return out if self.factor is None else out * self.factor + out.abs().clamp(max=0)
+def pooled_conv(ending: Callable[[Tensor], Tensor] = lambda logits: logits) -> Net:
+    """A convolution, the mean over its positions, a linear head, and what becomes of its logits."""
+    torch.manual_seed(0)
+    return Net(
+        lambda x, layer, head: ending(head(means(layer(x)))),
+        layer=nn.Conv2d(3, 8, 3),
+        head=nn.Linear(8, 3),
+    ).eval()
 
 
 TARGETS = [ClassTarget(1), ClassTarget(0, minus=2), ClassTarget(2, against=True)]
@@ -134,12 +122,13 @@ TARGETS = [ClassTarget(1), ClassTarget(0, minus=2), ClassTarget(2, against=True)
 @pytest.mark.parametrize("target", TARGETS)
 def test_reciprocam_behind_a_linear_head_is_cam(target: ClassTarget) -> None:
     photo = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    model, hidden = Pooled().eval(), Pooled(2.0).eval()
+    model = pooled_conv()
+    hidden = pooled_conv(lambda logits: 2 * logits + logits.abs().clamp(max=0))
 
-    def made(net: Pooled, method: str) -> tuple[Any, int]:
-        net.heads = 0
+    def made(net: Net, method: str) -> tuple[Any, int]:
+        seen = seen_by(net)
         (found,) = explain(net, photo, target=target, method=method, layer="layer", signed=True)
-        return found.map, net.heads
+        return found.map, len(seen)
 
     (exact, few), (found, same), (slow, many) = (
         made(model, "cam"),
@@ -156,12 +145,12 @@ def test_reciprocam_behind_a_linear_head_is_cam(target: ClassTarget) -> None:
 def test_reciprocam_of_a_small_budget_asks_for_the_strongest_positions() -> None:
     photo = PHOTO.clone()
     photo[0, 0, 1] = torch.tensor([1.0, 2.0])
-    (whole,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer")
+    (whole,) = explain(squares(), photo, target=0, method="reciprocam", layer="layer")
     np.testing.assert_allclose(whole.map, [[16, 0], [1, 4]])
     assert whole.passes == Passes(4, 4, False, "positions with the greatest activations")
     (few,) = whole.warnings
     assert few.startswith("2 × 2 positions: ")
-    (some,) = explain(Squares(), photo, target=0, method="reciprocam", layer="layer", budget=3)
+    (some,) = explain(squares(), photo, target=0, method="reciprocam", layer="layer", budget=3)
     np.testing.assert_allclose(some.map, [[16, 0], [0, 4]])
     assert "3 of the 4 passes" in some.warnings[-1]
     assert "for the positions with the greatest activations" in some.warnings[-1]
@@ -169,7 +158,7 @@ def test_reciprocam_of_a_small_budget_asks_for_the_strongest_positions() -> None
 
 def test_opticam_by_hand() -> None:
     """Adam, the softmax and the mask written out with numbers: three steps from equal weights."""
-    (found,) = explain(Identity(), PHOTO, target=0, method="opticam", layer="layer", budget=4)
+    (found,) = explain(identity(), PHOTO, target=0, method="opticam", layer="layer", budget=4)
     channels = PHOTO[0].double()
 
     def mask_of(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,23 +183,16 @@ def test_opticam_by_hand() -> None:
 
 
 def test_opticam_needs_a_gradient() -> None:
-    class Cut(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.layer(x.detach()).mean(dim=(2, 3))
-            return out
+    model = Net(lambda x, layer: means(layer(x.detach())), layer=nn.Identity())
 
     with pytest.raises(NoGradientPath, match="no gradient of the target reaches the image"):
-        explain(Cut(), PHOTO, target=0, method="opticam", layer="layer", activation="softmax")
+        explain(model, PHOTO, target=0, method="opticam", layer="layer", activation="softmax")
 
 
 def test_opticam_stops_when_the_time_is_up() -> None:
     question = Question((ClassTarget(0), ClassTarget(1)), "opticam", ("layer",))
     reading = Reading(activation="softmax")
-    steps = explain_in_steps(Identity(), PHOTO[0], question, reading=reading, stop=lambda: True)
+    steps = explain_in_steps(identity(), PHOTO[0], question, reading=reading, stop=lambda: True)
     answer = finish(steps)
     assert isinstance(answer, ExplainedImage)
     assert [each.passes for each in answer.explanations] == [Passes(2, 200, True)] * 2
@@ -231,19 +213,16 @@ def test_opticam_raises_the_score_of_what_is_seen() -> None:
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
-class Corner(nn.Module):
+def corner() -> Net:
     """Sees the top left 4 × 4 of 16 × 16 pixels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = x[:, :, :4, :4].mean(dim=(1, 2, 3))
-        return torch.stack([seen, torch.zeros_like(seen)], 1)
+    return scored(lambda x: x[:, :, :4, :4].mean((1, 2, 3)))
 
 
 def test_occlusion_by_hand() -> None:
     # Cells of 4 × 4, windows of 2 × 2 cells: only the first window hides the corner. A cell that
     # c windows cover gets 1 / c of the drop σ(3) - σ(0).
     photo = torch.full((1, 1, 16, 16), 3.0)
-    (found,) = explain(Corner(), photo, target=0, method="occlusion", budget=9)
+    (found,) = explain(corner(), photo, target=0, method="occlusion", budget=9)
     drop = 1 / (1 + math.exp(-3)) - 0.5
     expected = np.zeros((4, 4))
     expected[:2, :2] = [[drop, drop / 2], [drop / 2, drop / 4]]
@@ -253,12 +232,12 @@ def test_occlusion_by_hand() -> None:
 
 def test_rise_finds_the_corner_and_is_unbiased() -> None:
     photo = torch.full((1, 1, 16, 16), 3.0)
-    (found,) = explain(Corner(), photo, target=0, method="rise", budget=2000)
+    (found,) = explain(corner(), photo, target=0, method="rise", budget=2000)
     assert found.map[:3, :3].mean() > found.map[8:, 8:].mean() + 0.05
     # Where nothing matters, each pixel gets the mean probability.
-    (same,) = explain(Corner(), torch.zeros(1, 1, 16, 16), target=0, method="rise", budget=2000)
+    (same,) = explain(corner(), torch.zeros(1, 1, 16, 16), target=0, method="rise", budget=2000)
     np.testing.assert_allclose(same.map, 0.5, atol=0.06)
-    (again,) = explain(Corner(), photo, target=0, method="rise", budget=2000)
+    (again,) = explain(corner(), photo, target=0, method="rise", budget=2000)
     np.testing.assert_array_equal(again.map, found.map)
 
 
@@ -417,16 +396,16 @@ def test_steps_say_how_far_they_are_and_hold_nothing_between() -> None:
 def test_a_budget_takes_the_channels_that_vary_most() -> None:
     photo = torch.zeros(1, 3, 2, 2)
     photo[0, 0, 0, 0], photo[0, 2, 1, 1] = 4, 8
-    (found,) = explain(Identity(), photo, target=0, method="ablationcam", layer="layer", budget=1)
+    (found,) = explain(identity(), photo, target=0, method="ablationcam", layer="layer", budget=1)
     assert not found.map.any()  # the third channel alone was tried, and class 0 does not need it
-    (found,) = explain(Identity(), photo, target=0, method="ablationcam", layer="layer", budget=2)
+    (found,) = explain(identity(), photo, target=0, method="ablationcam", layer="layer", budget=2)
     np.testing.assert_allclose(found.map, [[4, 0], [0, 0]])
 
 
 def test_rise_knows_nothing_against_a_class() -> None:
     with pytest.raises(MethodUnsuited, match="leave out against"):
         explain(
-            Corner(),
+            corner(),
             torch.zeros(1, 1, 16, 16),
             target=ClassTarget(0, against=True),
             method="rise",
@@ -440,7 +419,7 @@ def stopped(method: str, after: int = 1, **asked: Any) -> Explanation:
     layers = () if METHODS[method].at == "input" else ("layer",)
     question = Question((ClassTarget(0),), method, layers, **asked)
     steps = explain_in_steps(
-        Identity(), PHOTO[0], question, chunk=1, stop=lambda: next(looks) >= after
+        identity(), PHOTO[0], question, chunk=1, stop=lambda: next(looks) >= after
     )
     answer = finish(steps)
     assert isinstance(answer, ExplainedImage)
@@ -475,9 +454,9 @@ def test_when_the_time_is_up_the_mean_is_over_the_masks_so_far() -> None:
 
 
 def test_a_budget_for_fewer_channels_is_told() -> None:
-    (found,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer", budget=20)
+    (found,) = explain(identity(), PHOTO, target=0, method="sscam", layer="layer", budget=20)
     assert found.passes == Passes(20, 30, chosen=CHANNELS)
     assert "20 of the 30 passes" in found.warnings[-1]
     assert "a larger budget allows more" in found.warnings[-1]
-    (whole,) = explain(Identity(), PHOTO, target=0, method="sscam", layer="layer")
+    (whole,) = explain(identity(), PHOTO, target=0, method="sscam", layer="layer")
     assert (whole.passes, whole.warnings) == (Passes(30, 30, chosen=CHANNELS), found.warnings[:-1])

@@ -17,15 +17,13 @@ from cam.drawing.placement import resize
 from cam.errors import MethodUnsuited
 from cam.methods.background import declare_background
 from cam.passes.batch_dependence import conduct_of
-from tests.cam.nets import hook_count, images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images, means, scored, seen_by
 
 
-class Quadratic(nn.Module):
+def quadratic() -> Net:
     """Two logits: the mean of red minus twice green, squared pixel by pixel; and its negative."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = ((x[:, 0] - 2 * x[:, 1]) ** 2).mean(dim=(1, 2))
-        return torch.stack([seen, -seen], 1)
+    return scored(lambda x: ((x[:, 0] - 2 * x[:, 1]) ** 2).mean((1, 2)), other=-1)
 
 
 # Red minus twice green: 1, -4, 0 and 0.
@@ -35,7 +33,7 @@ PHOTO = torch.tensor([[[[1.0, 0], [0, 0]], [[0, 2], [0, 0]], [[9, 9], [9, 9]]]])
 def test_the_gradient_by_hand() -> None:
     # ∂y/∂red = 2 d / 4 and ∂y/∂green = -4 d / 4 with d = 1 and -4: the larger is |d|.
     for index in (0, 1):
-        (found,) = explain(Quadratic(), PHOTO, target=index, method="gradient")
+        (found,) = explain(quadratic(), PHOTO, target=index, method="gradient")
         np.testing.assert_allclose(found.map, [[1, 4], [0, 0]])
         assert found.layer == "input"
 
@@ -43,23 +41,10 @@ def test_the_gradient_by_hand() -> None:
 def test_smoothgrad_of_a_quadratic_is_its_gradient() -> None:
     """The gradient is linear in the photo, so noise averages out; the rest is its standard
     error, σ √5 / √n with σ = 0.15 · 9."""
-    (found,) = explain(Quadratic(), PHOTO, target=0, method="smoothgrad", budget=4000)
+    (found,) = explain(quadratic(), PHOTO, target=0, method="smoothgrad", budget=4000)
     np.testing.assert_allclose(found.map, [[1, 4], [0, 0]], atol=5 * 0.15 * 9 * 5**0.5 / 4000**0.5)
-    (again,) = explain(Quadratic(), PHOTO, target=0, method="smoothgrad", budget=4000)
+    (again,) = explain(quadratic(), PHOTO, target=0, method="smoothgrad", budget=4000)
     np.testing.assert_array_equal(found.map, again.map)
-
-
-class Seen(Quadratic):
-    """Keeps the images that it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.detach().clone())
-        out: Tensor = super().forward(x)
-        return out
 
 
 def slopes(images: Tensor) -> Tensor:
@@ -69,13 +54,14 @@ def slopes(images: Tensor) -> Tensor:
 
 
 def test_smoothgrads_noise_and_mean() -> None:
-    model = Seen()
+    model = quadratic()
+    seen = seen_by(model)
     photo = torch.zeros(1, 3, 40, 40)
     photo[0, 0], photo[0, 1, 0, 0] = 3, -1  # a range of 4: σ = 0.6
     conduct_of(model, photo)
-    model.seen.clear()
+    seen.clear()
     (found,) = explain(model, photo, target=1, method="smoothgrad", budget=20, activation="softmax")
-    noisy = torch.cat(model.seen[1:])
+    noisy = torch.cat(seen[1:])
     noise = noisy - photo
     assert noise.shape == (20, 3, 40, 40)
     assert float(noise.std()) == pytest.approx(0.6, rel=0.02)
@@ -87,12 +73,13 @@ def test_smoothgrads_noise_and_mean() -> None:
 
 
 def test_integrated_gradients_go_in_equal_steps_from_gray_to_the_photo() -> None:
-    model = Seen()
+    model = quadratic()
+    seen = seen_by(model)
     conduct_of(model, PHOTO)
-    model.seen.clear()
+    seen.clear()
     explain(model, PHOTO, target=0, method="integratedgradients", budget=4, activation="softmax")
     shares = torch.tensor([1 / 8, 3 / 8, 5 / 8, 7 / 8])[:, None, None, None]
-    whole, steps, ends = model.seen
+    whole, steps, ends = seen
     torch.testing.assert_close(whole, PHOTO)
     torch.testing.assert_close(steps, shares * PHOTO)
     torch.testing.assert_close(ends, torch.cat([PHOTO, torch.zeros_like(PHOTO)]))
@@ -143,29 +130,22 @@ def test_it_equals_autograd_and_leaves_the_model_alone() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class Bent(nn.Module):
-    """y = the mean of x³ for the first logit, of nothing for the other."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = (x**3).mean(dim=(1, 2, 3))
-        return torch.stack([y, 0 * y], 1)
-
-
 def test_integrated_gradients_by_hand() -> None:
     """∫ 3(αx)² dα · x = x³: each pixel gets its own share of the mean; the midpoint rule with n
     steps misses 1/(4n²) of a parabola's integral."""
     photo = torch.tensor([[[[2.0, -1], [0, 3]]]])
     shares = np.array([[8, -1], [0, 27]]) / 4
+    model = scored(lambda x: (x**3).mean((1, 2, 3)))
     for steps in (5, 50):
         (found,) = explain(
-            Bent(), photo, target=0, method="integratedgradients", budget=steps, signed=True
+            model, photo, target=0, method="integratedgradients", budget=steps, signed=True
         )
         off = 1 - 1 / (4 * steps**2)
         np.testing.assert_allclose(found.map, shares * off, rtol=1e-5)
         assert found.completeness is not None
         assert found.completeness.difference == pytest.approx(8.5)
         assert found.completeness.attributed == pytest.approx(8.5 * off, rel=1e-5)
-    (positive,) = explain(Bent(), photo, target=0, method="integratedgradients")
+    (positive,) = explain(model, photo, target=0, method="integratedgradients")
     assert positive.map[0, 1] == 0
 
 
@@ -181,27 +161,19 @@ def test_integrated_gradients_are_complete_on_a_network() -> None:
     assert found.completeness.attributed == pytest.approx(found.completeness.difference, rel=0.02)
 
 
-class Gated(nn.Module):
+def gated(kind: str) -> Net:
     """Maps relu(x) and relu(-x); y = mean of the first minus mean of the second."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.relu = nn.ReLU(inplace=kind == "in place")
-        self.kind = kind
+    def score(x: Tensor, relu: nn.Module) -> Tensor:
+        rectify = {
+            "a function": torch.relu,
+            "a method": Tensor.relu_,
+            "up to 6": nn.functional.relu6,
+        }.get(kind, relu)
+        found = means(rectify(torch.cat([x, -x], 1)))
+        return found[:, 0] - found[:, 1]
 
-    def forward(self, x: Tensor) -> Tensor:
-        both = torch.cat([x, -x], 1)
-        if self.kind == "a function":
-            both = torch.relu(both)
-        elif self.kind == "a method":
-            both = both.relu_()
-        elif self.kind == "up to 6":
-            both = nn.functional.relu6(both)
-        else:
-            both = self.relu(both)
-        means = both.mean(dim=(2, 3))
-        y = means[:, 0] - means[:, 1]
-        return torch.stack([y, -y], 1)
+    return scored(score, other=-1, relu=nn.ReLU(inplace=kind == "in place"))
 
 
 @pytest.mark.parametrize("kind", ["a module", "in place", "a function", "a method", "up to 6"])
@@ -209,7 +181,7 @@ def test_guided_backprop_by_hand(kind: str) -> None:
     """y is the mean of x; guided, the evidence that comes through the second map, whose gradient
     is -¼, is left out: only positive x count."""
     photo = torch.tensor([[[[2.0, -1], [-3, 4]]]])
-    model = Gated(kind).eval()
+    model = gated(kind)
     (plain,) = explain(model, photo, target=0, method="gradient")
     np.testing.assert_allclose(plain.map, np.full((2, 2), 0.25))
     (guided,) = explain(model, photo, target=0, method="guidedbackprop")
@@ -260,26 +232,19 @@ def test_guided_grad_cam_is_the_product() -> None:
 def test_a_model_without_rectifiers_is_refused() -> None:
     for method in ("guidedbackprop", "guidedgradcam"):
         with pytest.raises(MethodUnsuited, match="it needs rectifiers"):
-            explain(nn.Sequential(nn.Conv2d(3, 2, 1), nn.GELU(), Mean()), PHOTO, method=method)
+            explain(nn.Sequential(nn.Conv2d(3, 2, 1), nn.GELU(), Net(means)), PHOTO, method=method)
 
 
-class Mean(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(dim=(2, 3))
-
-
-class Weighed(nn.Module):
+def weighed() -> Net:
     """y = Σ_c w_c X_c over all pixels, and its negative."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = (x * x.new_tensor([1.0, 2, -1])[:, None, None]).sum((1, 2, 3))
-        return torch.stack([y, -y], 1)
+    weights = torch.tensor([1.0, 2, -1])[:, None, None]
+    return scored(lambda x: (x * weights).sum((1, 2, 3)), other=-1)
 
 
 def test_integrated_gradients_of_a_linear_model_by_hand() -> None:
     """∂y/∂X_c = w_c everywhere: the map is Σ_c w_c X_c at each pixel, not its mean over c."""
     photo = torch.tensor([[[[1.0, 2]], [[3, 0]], [[1, 4]]]])
-    (found,) = explain(Weighed(), photo, target=0, method="integratedgradients", budget=3)
+    (found,) = explain(weighed(), photo, target=0, method="integratedgradients", budget=3)
     np.testing.assert_allclose(found.map, [[1 + 6 - 1, 0]], rtol=1e-6)  # and 2 + 0 - 4, rectified
     assert found.completeness is not None
     assert found.completeness.attributed == pytest.approx(6 - 2)
@@ -292,7 +257,7 @@ def test_expected_gradients_of_a_linear_model_by_hand() -> None:
     photo = torch.tensor([[[[1.0, 2]], [[3, 0]], [[1, 4]]]])
     background = torch.ones(2, 3, 1, 2)
     background[1, 0, 0, 1] = 7
-    model = Weighed()
+    model = weighed()
     declare_background(model, background)
     (found,) = explain(model, photo, target=0, method="expectedgradients", budget=4, signed=True)
     # 1 (1 - 1) + 2 (3 - 1) - (1 - 1) and 1 (2 - 4) + 2 (0 - 1) - (4 - 1)
@@ -312,12 +277,13 @@ def test_expected_gradients_of_a_linear_model_by_hand() -> None:
 
 def test_expected_gradients_draw_each_part_of_the_way_and_each_background_equally_often() -> None:
     """The model sees X' + α (X - X'): with X = 1 and X' = 0 or 10, the pixels tell both."""
-    model, photo = Seen(), torch.ones(1, 3, 2, 2)
+    model, photo = quadratic(), torch.ones(1, 3, 2, 2)
+    passed = seen_by(model)
     declare_background(model, torch.stack([0 * photo[0], 0 * photo[0] + 10]))
     conduct_of(model, photo)
-    model.seen.clear()
+    passed.clear()
     explain(model, photo, target=0, method="expectedgradients", budget=400, activation="softmax")
-    seen = torch.cat(model.seen[1:])[:400, 0, 0, 0]
+    seen = torch.cat(passed[1:])[:400, 0, 0, 0]
     near, far = seen[seen <= 1], (10 - seen[seen > 1]) / 9
     assert len(near) == len(far) == 200
     shares = torch.cat([near, far]).sort().values

@@ -7,13 +7,14 @@ import pytest
 import torch
 from pytorch_grad_cam import RefineCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-from torch import Tensor, nn
 
 from cam import ClassTarget, explain
 from cam.drawing.heatmap import minmax
 from cam.errors import MethodUnsuited, NoGradientPath
 from cam.methods.refinement import refined
-from tests.cam.nets import images, small
+from tests.zoo.by_hand import forked
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 FINE = np.array([[2, 6, 4, 3, 2, 4]], np.float32)
 COARSE = np.array([[9, 0, 6]], np.float32)
@@ -87,24 +88,11 @@ def test_refinecam_is_that_of_pytorch_grad_cam() -> None:
     assert shown >= 6
 
 
-class Forked(nn.Module):
-    """Logits that depend on `seen`, are multiplied by 0 after `silent`, and ignore `unused`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen, self.silent, self.unused = nn.Identity(), nn.Identity(), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.unused(x)
-        out: Tensor = (self.seen(x) + 0 * self.silent(x)).square().mean(dim=(2, 3))
-        return out
-
-
 def test_refinecam_needs_a_gradient_at_each_layer() -> None:
     x = images(1)
     with pytest.raises(NoGradientPath, match="'unused'"):
-        explain(Forked(), x, target=0, method="refinecam", layer=["seen", "unused"])
-    (found,) = explain(Forked(), x, target=0, method="refinecam", layer=["seen", "silent"])
+        explain(forked(), x, target=0, method="refinecam", layer=["seen", "unused"])
+    (found,) = explain(forked(), x, target=0, method="refinecam", layer=["seen", "silent"])
     assert not found.reached
     assert not found.map.any()
     (told,) = found.warnings

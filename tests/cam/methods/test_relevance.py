@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 from zennit.attribution import Gradient
 from zennit.composites import EpsilonPlusFlat
 from zennit.torchvision import ResNetCanonizer
@@ -19,7 +19,8 @@ from zennit.torchvision import ResNetCanonizer
 from cam import ClassTarget, Target, UnitTarget, explain
 from cam.errors import MethodUnsuited
 from cam.methods.relevance import TOLERANCE, ruled
-from tests.cam.nets import as_after_training, hook_count, images, segmenter, small
+from tests.zoo.convolutional import segmenter, small
+from tests.zoo.parts import Net, as_after_training, hook_count, images
 
 
 def by_hand() -> nn.Sequential:
@@ -119,47 +120,27 @@ def test_the_model_is_left_as_it_was(mode: Callable[[], torch.no_grad]) -> None:
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-class Doubled(nn.Module):
-    """The same features twice: relevance flows into both as the gradient does, and doubles."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen: Tensor = self.conv(x)
-        out: Tensor = self.head((seen + seen.relu()).flatten(1))
-        return out
-
-
-class Twice(nn.Module):
-    """A convolution that runs twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 3, 1), nn.Linear(192, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.conv(self.conv(x)).flatten(1))
-        return out
-
-
-class Apart(nn.Sequential):
-    """A normalisation that is listed behind a convolution, and is run before it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        conv, norm, flatten, head = self
-        out: Tensor = head(flatten(conv(norm(x))))
-        return out
-
-
 def normalised(*modules: nn.Module) -> nn.Module:
     return seeded(lambda: nn.Sequential(*modules, nn.Flatten(), nn.Linear(3 * 64, 2)))
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "an addition": (Doubled, "a rule for each operation: add of this model has none"),
-    "a convolution that runs twice": (Twice, "a second call of Conv2d of this model has none"),
+    "an addition": (
+        lambda: Net(
+            lambda x, conv, head: head((lambda seen: seen + seen.relu())(conv(x)).flatten(1)),
+            conv=nn.Conv2d(3, 4, 3),
+            head=nn.Linear(4 * 36, 2),
+        ),
+        "a rule for each operation: add of this model has none",
+    ),
+    "a convolution that runs twice": (
+        lambda: Net(
+            lambda x, conv, head: head(conv(conv(x)).flatten(1)),
+            conv=nn.Conv2d(3, 3, 1),
+            head=nn.Linear(192, 2),
+        ),
+        "a second call of Conv2d of this model has none",
+    ),
     "a mean": (small, "a rule for each operation: mean of this model has none"),
     "an attention": (
         lambda: torchvision.models.VisionTransformer(8, 4, 1, 1, 8, 8),
@@ -177,7 +158,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "modules in another order": (
         lambda: seeded(
-            lambda: Apart(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 2))
+            lambda: Net(
+                lambda x, conv, norm, flatten, head: head(flatten(conv(norm(x)))),
+                conv=nn.Conv2d(3, 3, 1),
+                norm=nn.BatchNorm2d(3),
+                flatten=nn.Flatten(),
+                head=nn.Linear(192, 2),
+            )
         ),
         "merging the batch normalisations changes the output",
     ),

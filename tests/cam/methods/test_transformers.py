@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from cam import explain
 from cam.errors import MethodUnsuited
 from cam.methods.attention import attention_problems
-from tests.cam.nets import MATRICES, hook_count, images
+from tests.cam.methods.needs import MATRICES
 from tests.quick import quick
+from tests.zoo.parts import Net, hook_count, images
 
 METHODS = ("rollout", "chefer", "agcam", "legrad")
 SMALL = {"img_size": 64, "embed_dim": 48, "num_heads": 3, "depth": 2}
@@ -302,24 +303,20 @@ def test_a_pooling_head_that_the_logits_do_not_use_changes_nothing() -> None:
         np.testing.assert_allclose(found.map, expected.map, rtol=1e-4, atol=1e-9)
 
 
-class PooledSiglip(nn.Module):
+def pooled_siglip() -> Net:
     """A classifier that reads the pooling head of transformers' SigLIP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = of_siglip(head=True).vision_model
-        self.classifier = nn.Linear(32, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.classifier(self.trunk(x).pooler_output)
-        return out
+    return Net(
+        lambda x, trunk, classifier: classifier(trunk(x).pooler_output),
+        trunk=of_siglip(head=True).vision_model,
+        classifier=nn.Linear(32, 7),
+    )
 
 
 def of_timm_siglip() -> nn.Module:
     return built("vit_base_patch16_siglip_224", SMALL)
 
 
-@pytest.mark.parametrize("build", [PooledSiglip, of_timm_siglip])
+@pytest.mark.parametrize("build", [pooled_siglip, of_timm_siglip])
 def test_legrad_alone_follows_a_head_that_pools_by_attention(build: Callable[[], Any]) -> None:
     model, x = stirred(build().eval()), images(1, size=64)
     reasons = attention_problems(model, x)
@@ -337,7 +334,7 @@ def test_legrad_alone_follows_a_head_that_pools_by_attention(build: Callable[[],
 def test_legrad_of_a_pooling_head_restated() -> None:
     """mean_l mean_heads relu(∂y_l/∂a_l), a_l the head's weights of the tokens that layer l
     leaves, which the head's own module computes: its output is W Σ_j a_j v_j + b."""
-    model: Any = stirred(PooledSiglip().eval())
+    model: Any = stirred(pooled_siglip().eval())
     x = images(1, size=64)
     (found,) = explain(model, x, target=3, method="legrad")
     trunk, head, width = model.trunk, model.trunk.head, 16  # of each of the two heads

@@ -12,42 +12,9 @@ from torch.nn.functional import interpolate
 from cam import default_layer, explain, survey
 from cam.errors import NoTargetLayer
 from cam.layers import stage_layers
-from tests.cam.detectors.nets import Yolo, blurry
-from tests.cam.nets import images, segmenter
-
-
-class UNet(nn.Module):
-    """Two resolutions joined by a skip connection, then `out`, then whatever `ending` does."""
-
-    def __init__(self, ending: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
-        super().__init__()
-        self.down = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
-        self.middle = nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU())
-        self.up = nn.Sequential(nn.Conv2d(10, 5, 3, padding=1), nn.ReLU())
-        self.out = nn.Conv2d(5, 4, 1)
-        self.ending = ending
-
-    def forward(self, x: Tensor) -> Tensor:
-        fine = self.down(x)
-        coarse = interpolate(self.middle(fine), scale_factor=2)
-        return self.ending(self.out(self.up(torch.cat([fine, coarse], 1))))
-
-
-class Scores(nn.Module):
-    """FCN: the scores of two resolutions are added and enlarged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU())
-        self.coarse = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.ReLU())
-        self.score_fine, self.score_coarse = nn.Conv2d(4, 3, 1), nn.Conv2d(6, 3, 1)
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        fine = self.fine(x)
-        coarse = self.score_coarse(self.coarse(fine))
-        scores = self.score_fine(fine) + interpolate(coarse, scale_factor=2)
-        return {"out": interpolate(scores, x.shape[-2:], mode="bilinear")}
-
+from tests.zoo.convolutional import fcn, segmenter, unet
+from tests.zoo.detectors import blurry, joined_yolo
+from tests.zoo.parts import images
 
 ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "as they are": lambda logits: logits,
@@ -70,19 +37,19 @@ ENDINGS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_default_layer_of_a_segmenter_is_not_its_logits(ending: str) -> None:
-    found = survey(UNet(ENDINGS[ending]), images(1))
+    found = survey(unet(ENDINGS[ending]), images(1))
     assert [layer.name for layer in found if layer.logits] == ["out"]
     assert default_layer(found) == "up"
     assert stage_layers(found, "up") == ("up",)
 
 
 def test_logits_that_are_gated_are_evidence() -> None:
-    found = survey(UNet(lambda logits: logits * logits.mean((2, 3), keepdim=True)), images(1))
+    found = survey(unet(lambda logits: logits * logits.mean((2, 3), keepdim=True)), images(1))
     assert default_layer(found) == "out"
 
 
 def test_scores_of_several_resolutions_are_logits() -> None:
-    found = survey(Scores(), images(1))
+    found = survey(fcn(), images(1))
     assert {layer.name for layer in found if layer.logits} == {"score_fine", "score_coarse"}
     assert default_layer(found) == "coarse"
 
@@ -97,7 +64,7 @@ def test_the_default_layer_of_lraspp_is_in_front_of_its_two_branches_of_logits()
 
 @pytest.mark.parametrize("method", ["gradcam", "scorecam", "eigencam"])
 def test_logits_that_are_named_carry_a_warning(method: str) -> None:
-    model = UNet()
+    model = unet()
     (named,) = explain(model, images(1), method=method, layer="out")
     assert [each for each in named.warnings if "'out' returns the model's own output" in each]
     (earlier,) = explain(model, images(1), method=method, layer="up")
@@ -117,28 +84,10 @@ def test_class_maps_that_are_averaged_are_evidence() -> None:
     assert default_layer(survey(model, images(1))) == "1"
 
 
-class Joined(Yolo):
-    """Places and classes from one convolution, as in YOLOv5."""
-
-    def _head(self, width: int, channels: int) -> nn.Module:
-        return nn.ModuleList([nn.Conv2d(width, channels, 1)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.stem(x)
-        said = self.get_submodule("heads.0.0")(features)
-        height, width = features.shape[-2:]
-        y, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        centres = (torch.stack([across, y]) + 0.5 + said[:, :2].tanh() / 2) * 8
-        sides = 16 * said[:, 2:4].exp().clamp(max=4)
-        rows = torch.cat([centres, sides, said[:, 4:].sigmoid()], 1)
-        return rows.flatten(2).transpose(1, 2)
-
-
 def test_a_layer_that_returns_the_boxes_is_no_level_of_a_detector() -> None:
-    torch.manual_seed(0)
-    model = Joined("yolov5").eval()
+    model = joined_yolo()
     found = survey(model, blurry(64))
-    assert {layer.name for layer in found if layer.logits} == {"heads.0.0"}
+    assert {layer.name for layer in found if layer.logits} == {"head"}
     assert [layer.name for layer in found if layer.level] == ["stem"]
     (explanation,) = explain(model, blurry(64), method="odam")
     assert explanation.layer == "stem"

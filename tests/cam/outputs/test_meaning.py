@@ -41,24 +41,16 @@ from cam.errors import (
     TargetMismatch,
     UnsuitedActivation,
 )
-from tests.cam.nets import ATTENDING, DETECTING, Headed, hook_count, images, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
 from tests.quick import quick
+from tests.zoo.by_hand import Headed, regressor
+from tests.zoo.convolutional import around, coder, headless, small
+from tests.zoo.parts import Net, hook_count, images, means, wrapped
 
 # The first channel's mean is 1, the others' are 0.
 PHOTO = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]])
 WEIGHTS = (math.log(0.51), math.log(0.29), math.log(0.2))
 """Logits whose softmax is 0.51, 0.29 and 0.20."""
-
-
-class Ending(nn.Module):
-    """Whatever a function makes of logits (B, C, …)."""
-
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, z: Tensor) -> Any:
-        return self.function(z)
 
 
 def shares(p: Tensor) -> Tensor:
@@ -129,14 +121,14 @@ def net(ending: Callable[[Tensor], Any], classes: int = 6) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        *(nn.Linear(8, classes), Ending(ending)),
+        *(nn.Linear(8, classes), Net(ending)),
     )
     return model.eval()
 
 
 def pixels(ending: Callable[[Tensor], Any], classes: int = 6) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, classes, 1), Ending(ending))
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, classes, 1), Net(ending))
 
 
 @pytest.mark.parametrize("make", [net, pixels])
@@ -161,7 +153,7 @@ def test_logits_are_no_probabilities(kind: str, make: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["softmax.clamp", "exp/sum", "weighted ensemble"])
 def test_a_softmax_that_is_not_the_last_operation_by_hand(kind: str) -> None:
-    (found,) = explain(Headed(*WEIGHTS, ending=Ending(PROBABILITIES[kind])), PHOTO, layer="layer")
+    (found,) = explain(Headed(*WEIGHTS, ending=Net(PROBABILITIES[kind])), PHOTO, layer="layer")
     assert found.target.index == 0
     assert found.probability == pytest.approx(0.51, rel=1e-5)
 
@@ -185,23 +177,15 @@ def test_one_logit_near_a_half_is_a_logit(make: Any) -> None:
 def test_cosines_between_0_and_1_are_logits() -> None:
     """Of embeddings that all point into one half of the space, as CLIP's do."""
 
-    class Cosines(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.image = nn.Linear(3, 16)
-            self.text = functional.normalize(torch.rand(4, 16), dim=1)
-            with torch.no_grad():
-                self.image.weight.mul_(0.01)
-                self.image.bias.fill_(1.0)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return functional.normalize(self.image(x.mean((2, 3))), dim=1) @ self.text.T
-
+    torch.manual_seed(0)
+    image, text = nn.Linear(3, 16), functional.normalize(torch.rand(4, 16), dim=1)
+    model = Net(lambda x, image: functional.normalize(image(means(x)), dim=1) @ text.T, image=image)
     with torch.no_grad():
-        values = Cosines()(images(20))
+        image.weight.mul_(0.01)
+        image.bias.fill_(1.0)
+        values = model(images(20))
     assert 0 < values.min() < values.max() < 1
-    assert resolve_reading(Cosines().eval(), images(1))[0].activation == "softmax"
+    assert resolve_reading(model, images(1))[0].activation == "softmax"
 
 
 def test_the_image_that_comes_first_changes_nothing() -> None:
@@ -209,7 +193,7 @@ def test_the_image_that_comes_first_changes_nothing() -> None:
     for image in (torch.ones(1, 3, 8, 8), images(1), torch.full((1, 3, 8, 8), math.nan)):
         model = Headed(0.1, 0.01)
         assert resolve_reading(model, image)[0].activation == "softmax"
-        model = Headed(0.1, 0.01, ending=Ending(PROBABILITIES["relu6"]))
+        model = Headed(0.1, 0.01, ending=Net(PROBABILITIES["relu6"]))
         assert resolve_reading(model, image)[0].activation == "none"
 
 
@@ -247,19 +231,19 @@ def test_one_logit_in_other_shapes(shape: str) -> None:
         "()": lambda z: z.squeeze(),
         "(B, 1, 1, 1)": lambda z: z[:, :, None, None],
     }
-    (found,) = explain(Headed(-9, ending=Ending(ending[shape])), PHOTO, layer="layer")
+    (found,) = explain(Headed(-9, ending=Net(ending[shape])), PHOTO, layer="layer")
     assert found.target.index == 0
     assert found.score == pytest.approx(9)
     if shape != "()":
         two = torch.cat([PHOTO, -PHOTO])
-        first, second = explain(Headed(-9, ending=Ending(ending[shape])), two, layer="layer")
+        first, second = explain(Headed(-9, ending=Net(ending[shape])), two, layer="layer")
         assert first.score == pytest.approx(9)
         assert second.target.index == 1
 
 
 def test_a_vector_of_another_length_is_refused() -> None:
     with pytest.raises(NotLogits, match=r"output is \(3,\), not logits"):
-        explain(Headed(1, 2, 3, ending=Ending(lambda z: z.flatten())), PHOTO, layer="layer")
+        explain(Headed(1, 2, 3, ending=Net(lambda z: z.flatten())), PHOTO, layer="layer")
 
 
 def test_logits_of_one_pixel_are_those_of_a_classifier() -> None:
@@ -295,23 +279,12 @@ def vit(problem: str | None, labels: int) -> Any:
     return model
 
 
-class Wrapped(nn.Module):
-    """A user's module around one of Hugging Face's."""
-
-    def __init__(self, net: nn.Module, read: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.net, self.read = net, read
-
-    def forward(self, x: Tensor) -> Any:
-        return self.read(self.net(x))
-
-
 def whole(net: nn.Module) -> nn.Module:
     return net
 
 
 def inside(net: nn.Module) -> nn.Module:
-    return Wrapped(net, lambda raw: raw.logits)
+    return wrapped(net, after=lambda raw: raw.logits)
 
 
 @pytest.mark.slow
@@ -340,26 +313,19 @@ def test_the_configuration_is_that_of_the_classifier() -> None:
     """Not of a part that returns something else, nor where probabilities are made behind it."""
     net, x = vit("multi_label_classification", 5), images(1, size=32)
     head = nn.Linear(5, 3)
-    other = nn.Sequential(Wrapped(net, lambda raw: raw.logits), head).eval()
+    other = nn.Sequential(wrapped(net, after=lambda raw: raw.logits), head).eval()
     assert resolve_reading(other, x)[0].activation == "softmax"
-    behind = Wrapped(net, lambda raw: raw.logits.softmax(1)).eval()
+    behind = wrapped(net, after=lambda raw: raw.logits.softmax(1)).eval()
     assert resolve_reading(behind, x)[0].activation == "none"
 
 
 # Values of a regression
 
 
-class Regressor(Headed):
-    """Values 40 + 10 w x̄ of an image whose first channel's mean is x̄."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 40 + 10 * super().forward(x)
-
-
 def test_a_value_by_hand() -> None:
     """∂y/∂A = 10 w / 4 at each of four positions."""
     value, against = explain(
-        Regressor(1.5),
+        regressor(1.5),
         PHOTO,
         target=[None, ClassTarget(against=True)],
         layer="layer",
@@ -375,7 +341,7 @@ def test_a_value_by_hand() -> None:
 
 
 def test_a_target_chooses_the_output() -> None:
-    model = Regressor(1.5, -2, 0.5)
+    model = regressor(1.5, -2, 0.5)
     first, second, less = explain(
         model,
         PHOTO,
@@ -401,11 +367,11 @@ def test_a_target_chooses_the_output() -> None:
 )
 def test_what_a_value_does_not_have(target: Any, error: type[CamError], words: str) -> None:
     with pytest.raises(error, match=words):
-        explain(Regressor(1, 2), PHOTO, target=target, layer="layer", activation="none")
+        explain(regressor(1, 2), PHOTO, target=target, layer="layer", activation="none")
 
 
 def test_a_rating_is_made_of_a_sigmoid_and_is_a_value() -> None:
-    model = Headed(1, ending=Ending(lambda z: 1 + 4 * z.sigmoid()))
+    model = Headed(1, ending=Net(lambda z: 1 + 4 * z.sigmoid()))
     (found,) = explain(model, PHOTO, layer="layer")
     assert found.score == pytest.approx(1 + 4 / (1 + math.exp(-1)))
     assert found.probability is None
@@ -443,47 +409,33 @@ def test_every_method_explains_a_value_or_says_why_not(method: str) -> None:
 
 
 def test_metrics_compare_probabilities() -> None:
-    (found,) = explain(Regressor(1), PHOTO, layer="layer", activation="none")
+    (found,) = explain(regressor(1), PHOTO, layer="layer", activation="none")
     with pytest.raises(TargetMismatch, match="values, and metrics compare probabilities"):
-        evaluate(Regressor(1), PHOTO[0], found, reading=Reading(activation="none"))
+        evaluate(regressor(1), PHOTO[0], found, reading=Reading(activation="none"))
 
 
 # Models without a head
 
 
-class Features(nn.Module):
-    """Returns what `wrap` makes of feature maps (B, 8, 6, 6)."""
-
-    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.wrap = wrap
-
-    def forward(self, x: Tensor) -> Any:
-        return self.wrap(self.conv(x))
-
-
-def headless_resnet() -> Any:
+def features(wrap: Callable[[Tensor], Any]) -> Net:
+    """What `wrap` makes of feature maps (B, 8, 6, 6)."""
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None)
-    model.fc = nn.Identity()
-    return model.eval()
+    return wrapped(nn.Conv2d(3, 8, 3), after=wrap).eval()
 
 
 HEADLESS: dict[str, Callable[[], nn.Module]] = {
-    "pooler_output": lambda: Features(lambda a: BaseModelOutputWithPooling(a, a.mean((2, 3)))),
-    "last_hidden_state": lambda: Features(lambda a: BaseModelOutput(a)),
-    "image_embeds": lambda: Features(lambda a: SimpleNamespace(image_embeds=a.mean((2, 3)))),
-    "tokens": lambda: Features(lambda a: BaseModelOutput(a.flatten(2).transpose(1, 2))),
-    "fc = Identity": headless_resnet,
+    "pooler_output": lambda: features(lambda a: BaseModelOutputWithPooling(a, a.mean((2, 3)))),
+    "last_hidden_state": lambda: features(lambda a: BaseModelOutput(a)),
+    "image_embeds": lambda: features(lambda a: SimpleNamespace(image_embeds=a.mean((2, 3)))),
+    "tokens": lambda: features(lambda a: BaseModelOutput(a.flatten(2).transpose(1, 2))),
+    "fc = Identity": headless,
 }
 
 
 @pytest.mark.parametrize("kind", HEADLESS)
 def test_features_are_no_classes(kind: str) -> None:
     model = HEADLESS[kind]().eval()
-    name, x = ("conv", images(1)) if kind != "fc = Identity" else ("layer2", images(1, size=64))
+    name, x = ("net", images(1)) if kind != "fc = Identity" else ("layer2", images(1, size=64))
     assert resolve_reading(model, x)[0].meaning == "features"
     with pytest.raises(NoHead, match="no head: it returns features, not scores"):
         explain(model, x, layer=name)
@@ -499,7 +451,7 @@ def test_features_are_no_classes(kind: str) -> None:
 def test_the_features_that_a_part_returns_are_no_classes(read: str) -> None:
     torch.manual_seed(0)
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
-    model = Wrapped(transformers.ResNetModel(config), lambda raw: getattr(raw, read)).eval()
+    model = wrapped(transformers.ResNetModel(config), after=lambda raw: getattr(raw, read)).eval()
     with pytest.raises(NoHead):
         explain(model, images(1, size=64), layer="net.encoder.stages.0")
 
@@ -510,9 +462,9 @@ def timm_without_classes() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", quick([timm_without_classes, headless_resnet], [headless_resnet]))
+@pytest.mark.parametrize("make", quick([timm_without_classes, headless], [headless]))
 def test_the_features_of_a_part_without_a_head_are_no_classes(make: Any) -> None:
-    model = Wrapped(make(), lambda raw: raw).eval()
+    model = wrapped(make(), after=lambda raw: raw).eval()
     with pytest.raises(NoHead):
         explain(model, images(1, size=64), layer="net.layer2")
 
@@ -586,13 +538,13 @@ def test_probabilities_beside_logits_are_refused_unless_an_activation_is_given(k
 
 
 def test_a_logsigmoid_is_refused_with_the_remedy() -> None:
-    model = Headed(0.5, 0.3, 0.2, ending=Ending(functional.logsigmoid)).eval()
+    model = Headed(0.5, 0.3, 0.2, ending=Net(functional.logsigmoid)).eval()
     with pytest.raises(UnsuitedActivation, match="let it return what goes into the logsigmoid"):
         explain(model, PHOTO, layer="layer", target=1)
 
 
 def test_percentages_are_refused_unless_an_activation_is_given() -> None:
-    model = Headed(*WEIGHTS, ending=Ending(lambda z: 100 * z.softmax(1))).eval()
+    model = Headed(*WEIGHTS, ending=Net(lambda z: 100 * z.softmax(1))).eval()
     with pytest.raises(UnsuitedActivation, match=r"ends in a softmax, .* not in 0 … 1"):
         explain(model, PHOTO, layer="layer", target=1)
     (found,) = explain(model, PHOTO, layer="layer", target=1, activation="softmax")
@@ -605,7 +557,7 @@ class Slotted:
 
 
 def test_a_dataclass_with_slots_is_read() -> None:
-    model = Headed(*WEIGHTS, ending=Ending(Slotted)).eval()
+    model = Headed(*WEIGHTS, ending=Net(Slotted)).eval()
     (found,) = explain(model, PHOTO, layer="layer", target=1)
     (plain,) = explain(Headed(*WEIGHTS).eval(), PHOTO, layer="layer", target=1)
     assert found.probability == plain.probability
@@ -613,9 +565,9 @@ def test_a_dataclass_with_slots_is_read() -> None:
 
 def test_a_head_beside_features_is_a_head() -> None:
     """Also an identity behind it, and a name that the caller gives."""
-    model = Features(lambda a: {"last_hidden_state": a, "scores": a.mean((2, 3))}).eval()
+    model = features(lambda a: {"last_hidden_state": a, "scores": a.mean((2, 3))}).eval()
     assert resolve_reading(model, images(1))[0].meaning == "classes"
-    model = Features(lambda a: {"pooler_output": a.mean((2, 3))}).eval()
+    model = features(lambda a: {"pooler_output": a.mean((2, 3))}).eval()
     assert resolve_reading(model, images(1), Reading("pooler_output"))[0].meaning == "classes"
     last = small()
     last.head = nn.Sequential(last.head, nn.Identity())  # type: ignore[assignment]
@@ -659,16 +611,7 @@ def test_numbers_that_are_no_logits_are_values(
 def test_an_age_is_no_logit() -> None:
     """32.8 years would be the class 1 with the probability 1.000, for every face."""
 
-    class Age(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = small()
-
-        def forward(self, x: Tensor) -> Tensor:
-            years: Tensor = 32.8 + self.net(x)[:, :1]
-            return years
-
-    model, x = Age().eval(), images(1)
+    model, x = around(after=lambda logits: 32.8 + logits[:, :1]), images(1)
     with pytest.raises(UnsuitedActivation, match=r"only output is from 3.* \(none\) or a logit"):
         explain(model, x)
     (found,) = explain(model, x, activation="none")
@@ -678,27 +621,13 @@ def test_an_age_is_no_logit() -> None:
     assert found.probability == pytest.approx(1.0)
 
 
-class Coder(nn.Module):
-    """Returns pictures: of the input's channels at its size, or of others."""
-
-    def __init__(self, channels: int = 3, stride: int = 1) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner = nn.Conv2d(3, 8, 3, stride, 1)
-        self.outer = nn.Conv2d(8, channels, 3, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.outer(self.inner(x).relu())
-        return found
-
-
 def test_a_picture_is_no_map_of_classes() -> None:
-    model, image = Coder().eval(), torch.randn(1, 3, 16, 16)
+    model, image = coder(), torch.randn(1, 3, 16, 16)
     with pytest.raises(UnsuitedActivation, match=r"the shape of its input, \(3, 16, 16\)"):
         resolve_reading(model, image)
     for reading in (Reading(activation="softmax"), Reading(named=True)):
         assert resolve_reading(model, image, reading)[0].activation == "softmax"
-    for other in (Coder(4), Coder(stride=2)):
+    for other in (coder(4), coder(stride=2)):
         assert resolve_reading(other.eval(), image)[0].meaning == "classes"
 
 

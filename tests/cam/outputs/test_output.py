@@ -33,7 +33,9 @@ from cam.errors import (
 from cam.explanation import ExplainedImage, Question
 from cam.likeness import embedding_of
 from cam.outputs.outputs import outputs_of
-from tests.cam.nets import detector, hook_count, images, segmenter, small
+from tests.zoo.convolutional import segmenter, small
+from tests.zoo.detectors import detector
+from tests.zoo.parts import hook_count, images
 
 # Two classes on 2 × 2 pixels; class 0 wins in the top row, class 1 in the bottom row.
 SEGMENTS = Output(segments=torch.tensor([[[4.0, 3], [0, 1]], [[1.0, 1], [2, 5]]]))

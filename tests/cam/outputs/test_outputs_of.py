@@ -16,7 +16,8 @@ from cam.errors import LayerDidNotRun, NotLogits, UnknownLayer
 from cam.hooks.grids import Grid, Located, Location
 from cam.outputs.outputs import looked_at, outputs_of, size_of, total, watching
 from cam.outputs.reading import Activation, logits_of
-from tests.cam.nets import hook_count, images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import Net, hook_count, images
 
 
 def boxes(count: int, *, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -214,13 +215,8 @@ def test_watching_keeps_what_layers_return_and_leaves_no_hook() -> None:
         assert hook_count(model) == 0
 
 
-class Pair(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
-
-
 def test_what_returns_no_tensor_is_not_watched() -> None:
-    model = nn.Sequential(Pair())
+    model = nn.Sequential(Net(lambda x: (x, x)))
     with watching(model, ["0"]) as seen:
         model(images(1))
     assert seen == {}

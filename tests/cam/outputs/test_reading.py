@@ -35,7 +35,11 @@ from cam.methods.head import pooled_head
 from cam.outputs.outputs import outputs_of
 from cam.outputs.reading import logits_of
 from cam.runtimes.compiled import FastPath
-from tests.cam.nets import ATTENDING, DETECTING, Foreground, Headed, Paired, detector, images, small
+from tests.cam.methods.needs import ATTENDING, DETECTING
+from tests.zoo.by_hand import Headed, Paired, foreground
+from tests.zoo.convolutional import small
+from tests.zoo.detectors import detector
+from tests.zoo.parts import Net, images, wrapped
 
 # The first channel's mean is 1, the others' are 0.
 PHOTO = torch.tensor([[[[4.0, 0], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]])
@@ -88,31 +92,21 @@ def test_labels_that_do_not_exclude_each_other() -> None:
     assert other.probability == pytest.approx(0.2)
 
 
-class Exp(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        return z.log_softmax(1).exp()
-
-
-class Ensemble(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        return torch.stack([z.softmax(1), (z + 1).softmax(1)]).mean(0)
-
-
-class Sum(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        return (z.softmax(1) + (z + 1).softmax(1)) / 2
-
-
-class Reshaped(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        values = z.softmax(1)[:, :, None, None]
-        return values.permute(0, 2, 3, 1).contiguous().flatten(1).double().clone()[:, :2]
+def reshaped(z: Tensor) -> Tensor:
+    values = z.softmax(1)[:, :, None, None]
+    return values.permute(0, 2, 3, 1).contiguous().flatten(1).double().clone()[:, :2]
 
 
 @pytest.mark.parametrize(
     "ending",
-    [nn.Softmax(1), Exp(), Ensemble(), Sum(), Reshaped()],
-    ids=lambda each: type(each).__name__,
+    [
+        nn.Softmax(1),
+        Net(lambda z: z.log_softmax(1).exp()),
+        Net(lambda z: torch.stack([z.softmax(1), (z + 1).softmax(1)]).mean(0)),
+        Net(lambda z: (z.softmax(1) + (z + 1).softmax(1)) / 2),
+        Net(reshaped),
+    ],
+    ids=["module", "exp", "ensemble", "sum", "reshaped"],
 )
 def test_a_softmax_inside_is_not_followed_by_another(ending: nn.Module) -> None:
     model = Headed(math.log(0.51), math.log(0.49), ending=ending)
@@ -148,11 +142,8 @@ def test_log_probabilities_are_logits() -> None:
 
 
 def test_a_gate_of_sigmoids_is_no_ending() -> None:
-    class Gated(nn.Module):
-        def forward(self, z: Tensor) -> Tensor:
-            return z * z.sigmoid()
-
-    assert resolve_reading(Headed(1, 2, ending=Gated()), PHOTO)[0].activation == "softmax"
+    model = Headed(1, 2, ending=Net(lambda z: z * z.sigmoid()))
+    assert resolve_reading(model, PHOTO)[0].activation == "softmax"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +151,7 @@ def test_a_gate_of_sigmoids_is_no_ending() -> None:
     [
         (Headed(1), "sigmoid", "the model's output has one logit"),
         (Headed(1, 2), "softmax", "the model has several outputs and does not end in a softmax"),
-        (Foreground(), "sigmoid", "the model's output has one logit"),
+        (foreground(), "sigmoid", "the model's output has one logit"),
         (detector(), "none", "a detector's scores are probabilities already"),
     ],
     ids=["one", "two", "segmenter", "detector"],
@@ -259,7 +250,7 @@ def test_rise_finds_what_one_logit_sees() -> None:
 def test_a_segmenter_of_one_logit_sees_where_it_is_above_zero() -> None:
     photo = torch.zeros(1, 3, 2, 2)
     photo[0, 0] = torch.tensor([[3.5, 0], [0, 1.5]])
-    background, thing = explain(Foreground(), photo, target=[0, 1], layer="layer", signed=True)
+    background, thing = explain(foreground(), photo, target=[0, 1], layer="layer", signed=True)
     assert isinstance(thing.target, ClassTarget)
     assert isinstance(background.target, ClassTarget)
     assert thing.target.mask is not None
@@ -475,17 +466,10 @@ def test_masks_of_queries_say_how_they_can_be_read() -> None:
     assert code
     product = code[0]
 
-    class Classes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, x: Tensor) -> Tensor:
-            return eval(product, {"torch": torch, "said": self.model(x)})  # type: ignore[no-any-return]
-
     assert "output='masks_queries_logits' and activation='sigmoid'" in str(error.value)
     (query,) = explain(model, x, output="masks_queries_logits", activation="sigmoid")
-    (of_class,) = explain(Classes().eval(), x, target=3)
+    classes = wrapped(model, after=lambda said: eval(product, {"torch": torch, "said": said}))
+    (of_class,) = explain(classes, x, target=3)
     for found in (query, of_class):
         assert found.map.max() > 0
         (few,) = found.warnings
@@ -510,18 +494,7 @@ def test_features_beside_logits_behind_something_of_the_models_own() -> None:
         def __init__(self, x: Tensor) -> None:
             self.x = x
 
-    class Stem(nn.Module):
-        def forward(self, x: Tensor) -> Kept:
-            return Kept(x)
-
-    class Odd(Paired):
-        def __init__(self, *weights: float) -> None:
-            super().__init__(*weights)
-            self.stem = Stem()
-
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(self.stem(x).x)
-
-    (found,) = explain(Odd(1, -2), images(1), method="ablationcam", layer="layer", output=1)
+    model = Net(lambda x, stem, paired: paired(stem(x).x), stem=Net(Kept), paired=Paired(1, -2))
+    (found,) = explain(model, images(1), method="ablationcam", layer="paired.layer", output=1)
     (wanted,) = explain(Headed(1, -2), images(1), method="ablationcam", layer="layer")
     np.testing.assert_allclose(found.map, wanted.map, atol=1e-6)

@@ -14,79 +14,18 @@ from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
 from cam.errors import ModelError, NoTargetLayer
 from cam.passes.batch_dependence import is_stochastic, sees_company
 from cam.passes.stepwise import finish
-from tests.cam.nets import (
-    ATTENDING,
-    DETECTING,
-    OfModules,
-    Scale,
-    Small,
-    detector,
-    hook_count,
-    images,
-    segmenter,
-    small,
-)
-from tests.service.factories import vit
+from tests.cam.methods.needs import ATTENDING, DETECTING
+from tests.zoo.convolutional import OfModules, Small, around, segmenter, small
+from tests.zoo.detectors import detector
+from tests.zoo.hostile import Attending, BatchNormed, Dropping, Flattening
+from tests.zoo.parts import Net, hook_count, images, means
+from tests.zoo.transformers import vit
 
 
-class BatchMean(nn.Module):
+def batch_mean(x: Tensor, stem: nn.Module) -> Tensor:
     """Logits are each image's mean colour less half of the batch's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = Scale(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        colours = self.stem(x).mean((2, 3))
-        apart: Tensor = colours - colours.mean(0) / 2
-        return apart
-
-
-class BatchNormed(Small):
-    """A batch normalisation that takes the batch's statistics in eval mode, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        normed = nn.Sequential(nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU())
-        self.add_module("relu1", normed)
-
-
-class Attending(Small):
-    """Attends to the other images instead of the other positions: its batch is not first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(5, 1, batch_first=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu2(self.conv2(self.relu1(self.conv1(x)))).flatten(2).mT
-        out: Tensor = self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
-        return out
-
-
-class Flattening(Small):
-    """Takes it for granted that there is one image."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
-        out: Tensor = self.head(x.mean((2, 3)).view(1, 5))
-        return out
-
-
-class First(Small):
-    """Answers for one image alone."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[:1]
-
-
-class Dropping(Small):
-    """Its dropout is on in eval mode, too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu2(self.conv2(self.relu1(self.conv1(x))))
-        out: Tensor = self.head(nn.functional.dropout(x.mean((2, 3)), 0.5, training=True))
-        return out
+    colours = means(stem(x))
+    return colours - colours.mean(0) / 2
 
 
 def built(kind: Callable[[], nn.Module]) -> nn.Module:
@@ -98,7 +37,7 @@ def test_by_hand() -> None:
     # Of colours c = (0, 1, 2) the copies' mean is c, so the logits are c / 2, of a spread of 1. The
     # others are 1 - 3c and c / 2 - 1: the mean of all three is -c / 2, the logits are 5 c / 4.
     image = torch.tensor([0.0, 1, 2]).view(1, 3, 1, 1).expand(1, 3, 4, 4)
-    why = sees_company(BatchMean(), image, "stem")
+    why = sees_company(Net(batch_mean, stem=nn.Identity()), image, "stem")
     assert why == (
         "the output for an image depends on the others of its batch: it changes by 1.5, of a "
         "spread of 1"
@@ -112,7 +51,11 @@ def test_by_hand() -> None:
         (BatchNormed, "relu2", "the output for an image depends on the others of its batch"),
         (Attending, "relu2", "the output for an image depends on the others of its batch"),
         (Flattening, "relu2", r"the model fails on a batch of 3 images: .*shape"),
-        (First, "relu2", "the model fails on a batch of 3 images: it has 1 output"),
+        (
+            lambda: around(after=lambda logits: logits[:1]),
+            "relu2",
+            "the model fails on a batch of 3 images: it has 1 output",
+        ),
     ],
 )
 def test_models_whose_images_see_each_other(
@@ -145,8 +88,7 @@ def test_models_that_keep_them_apart(
 
 def test_a_detector_that_finds_nothing_is_told_by_its_layer() -> None:
     class Blind(BatchNormed):
-        def forward(self, x: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]
-            super().forward(x)
+        def classified(self, x: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]
             nothing = {"boxes": x.new_zeros(0, 4), "labels": x.new_zeros(0).long()}
             return [{**nothing, "scores": x.new_zeros(0)} for _ in x]
 

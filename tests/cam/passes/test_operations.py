@@ -16,7 +16,8 @@ from cam import ClassTarget, ExplainedImage, Question, explain_batch
 from cam.methods.head import pooled_head
 from cam.outputs.reading import Reading
 from cam.positions.locate import locate
-from tests.cam.nets import images, segmenter, small
+from tests.zoo.convolutional import segmenter, small
+from tests.zoo.parts import images
 
 MOST_USED = (
     *("gradcam", "gradcam++", "hirescam", "elementwise", "layercam", "xgradcam"),

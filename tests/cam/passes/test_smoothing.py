@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cam import METHODS, ClassTarget, Question, explain, explain_in_steps
 from cam.drawing.heatmap import fuse, minmax, symmetric
 from cam.errors import MethodUnsuited
 from cam.progress import Progress
-from tests.cam.nets import ATTENDING, OfModules, Small, hook_count, images, small
+from tests.cam.methods.needs import ATTENDING
+from tests.zoo.convolutional import OfModules, Small, small
+from tests.zoo.parts import at_layer, hook_count, images
 
 
 def test_augmentation_is_the_mean_of_six() -> None:
@@ -148,21 +150,13 @@ def test_minmax_of_a_fused_map_is_itself() -> None:
 def test_a_mask_is_mirrored_with_its_image() -> None:
     """What is asked of the left half of an image is asked of the right half of its mirror."""
 
-    class Pixels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Identity()
-
-        def forward(self, x: Tensor) -> Tensor:
-            seen = self.layer(x)[:, :1]
-            return torch.cat([seen, -seen], 1)
-
+    model = at_layer(lambda a: torch.cat([a[:, :1], -a[:, :1]], 1))
     x = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0)) + 0.5
     mask = np.zeros((4, 4), bool)
     mask[:, :2] = True
     for target in (ClassTarget(0, mask=mask), ClassTarget(0, box=(0, 0, 2, 4))):
         (found,) = explain(
-            Pixels(), x, target=target, layer="layer", method="hirescam", smooth="augment"
+            model, x, target=target, layer="layer", method="hirescam", smooth="augment"
         )
         assert found.map[:, :2].min() > 0
         assert not found.map[:, 2:].any()

@@ -5,28 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from cam import METHODS, ClassTarget, ExplainedImage, Question, Reading, explain, explain_in_steps
 from cam.passes.stepwise import finish
 from cam.positions.locate import locate
 from cam.progress import Progress
-from tests.cam.nets import ATTENDING, images, small
-
-
-class Counting(nn.Module):
-    """`small`, and how many images each pass of it had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = small()
-        self.sizes: list[int] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
-        out: Tensor = self.inner(x)
-        return out
-
+from tests.cam.methods.needs import ATTENDING
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images, seen_by
 
 # Where the layer lies and how the output is read is known, so the first pass is everyone's. Two
 # targets; at most four images in a pass (so two where each target is differentiated) and eleven for
@@ -64,13 +50,14 @@ PASSES: dict[str, tuple[list[tuple[int, int]], list[int]]] = {
 
 
 def run(method: str, *, chunk: int, budget: int) -> tuple[list[Progress], list[int]]:
-    model = Counting().eval()
-    question = Question((ClassTarget(0), ClassTarget(1)), method, ("inner.relu2",), budget)
-    locate(model, images(1), ["inner.relu2"])
-    model.sizes.clear()
+    model = small()
+    seen = seen_by(model)
+    question = Question((ClassTarget(0), ClassTarget(1)), method, ("relu2",), budget)
+    locate(model, images(1), ["relu2"])
+    seen.clear()
     reading = Reading(activation="softmax")
     progress = list(explain_in_steps(model, images(1)[0], question, chunk=chunk, reading=reading))
-    first, *sizes = model.sizes
+    first, *sizes = map(len, seen)
     assert first == 1
     return progress, sizes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,10 @@ from cam.explanation import ExplainedImage
 from cam.hooks.grids import Grid
 from cam.positions.locate import declare, locate
 from cam.positions.responses import patches_of, peaks_of
-from tests.cam.nets import Tokens, hook_count, images, order, small
 from tests.quick import quick
+from tests.zoo.convolutional import small, turned_inside
+from tests.zoo.parts import Net, hook_count, images, means, order
+from tests.zoo.transformers import Tokens, of_tokens, strided, windowed
 
 
 def built(model: nn.Module) -> nn.Module:
@@ -62,31 +63,11 @@ def test_where_the_patches_are_among_other_tokens(extra: int, at: str, expected:
     assert int(away.argmax()) == 1 * 5 + 3
 
 
-class Strided(nn.Module):
-    """Tokens of which every second, row and column, is kept, behind convolutions whose padding
-    puts each token's middle at the edge of its patch, as LeViT has it. Then each token sees all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        channels = (3, 8, 8, 16, 16)
-        self.stem = nn.Sequential(
-            *(nn.Conv2d(*each, 3, stride=2, padding=1) for each in pairwise(channels))
-        )
-        self.kept = nn.Linear(16, 16)
-        self.mixed = nn.Linear(49, 49)
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.stem(x).permute(0, 2, 3, 1)[:, ::2, ::2].flatten(1, 2)
-        out: Tensor = self.head(self.mixed(self.kept(tokens).mT).mT.mean(1))
-        return out
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_that_were_strided_over(seed: int) -> None:
     """49 tokens are 7 × 7, not 6 × 7 and 7 others, although every patch lies between two rows."""
     torch.manual_seed(seed)
-    located = locate(built(Strided()), images(1, size=224))
+    located = locate(built(strided()), images(1, size=224))
     assert located.grid("kept") == Grid("tokens", 7, 7)
     assert located.grid("mixed") is None
 
@@ -117,59 +98,18 @@ def test_tokens_in_no_order_are_refused() -> None:
     assert default_layer(list(names.values())) == "embed"
 
 
-class Windows(nn.Module):
-    """Tokens of 8 × 8 pixels that lie window by window, or row by row, with norms as after
-    training.
-
-    Args:
-        side: rows and columns of the windows.
-        attention: of the tokens to each other: `none`, `window` or `all`.
-    """
-
-    def __init__(self, side: int, attention: str, *, plain: bool, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.side, self.attention, self.plain = side, attention, plain
-        self.embed = nn.Conv2d(3, 32, 8, 8)
-        self.norms = nn.ModuleList([nn.LayerNorm(32) for _ in range(3)])
-        self.attend = nn.MultiheadAttention(32, 4, batch_first=True)
-        self.mix, self.head = nn.Linear(32, 32), nn.Linear(32, 5)
-        for norm in self.norms.modules():
-            if isinstance(norm, nn.LayerNorm):
-                nn.init.uniform_(norm.weight, 0.5, 1.5)
-                nn.init.normal_(norm.bias, 0, 0.2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        cells = self.embed(x)
-        batch, width, rows, columns = cells.shape
-        side = self.side
-        tokens = cells.flatten(2).transpose(1, 2)
-        if not self.plain:
-            parts = cells.reshape(batch, width, rows // side, side, columns // side, side)
-            tokens = parts.permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, width)
-        first, second, third = self.norms
-        tokens = first(tokens)
-        if self.attention != "none":
-            count = rows * columns if self.attention == "all" else side**2
-            groups = tokens.reshape(-1, count, width)
-            tokens = tokens + self.attend(groups, groups, groups)[0].reshape(tokens.shape)
-        tokens = second(tokens)
-        said: Tensor = self.head(third(tokens + self.mix(tokens).relu()).mean(1))
-        return said
-
-
 @pytest.mark.parametrize("attention", ["none", "window", "all"])
 @pytest.mark.parametrize(("size", "side"), [(64, 2), (64, 4), (96, 3), (96, 4), (128, 8)])
 def test_tokens_in_windows_are_refused(size: int, side: int, attention: str) -> None:
     """On 8 × 8 positions, windows of 4 × 4 were taken for rows."""
     for seed in range(2):
-        model = built(Windows(side, attention, plain=False, seed=seed))
+        model = built(windowed(side, attention, plain=False, seed=seed))
         located = locate(model, torch.rand(1, 3, size, size))
         for number in range(3):
             assert located.grid(f"norms.{number}") is None
             assert "in windows" in (located.found[f"norms.{number}"].problem or "")
     if attention != "window":
-        model = built(Windows(side, attention, plain=True, seed=0))
+        model = built(windowed(side, attention, plain=True, seed=0))
         located = locate(model, torch.rand(1, 3, size, size))
         cells = size // 8
         for number in range(3):
@@ -243,18 +183,15 @@ def test_hieras_units_are_put_back_in_order() -> None:
 
 @pytest.mark.parametrize(("size", "inside"), [((64, 64), 96), ((128, 128), 56), ((48, 64), 64)])
 def test_a_model_that_resizes_its_input(size: tuple[int, int], inside: int) -> None:
-    class Resizing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 2, 2))
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = interpolate(x, size=(inside, inside), mode="bilinear")
-            out: Tensor = self.head(self.trunk(x).mean((2, 3)))
-            return out
-
-    model = built(Resizing())
+    model = built(
+        Net(
+            lambda x, trunk, head: head(
+                means(trunk(interpolate(x, (inside, inside), mode="bilinear")))
+            ),
+            trunk=nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Conv2d(8, 8, 2, 2)),
+            head=nn.Linear(8, 3),
+        )
+    )
     cells = inside // 8
     layers = survey(model, torch.randn(1, 3, *size))
     assert default_layer(layers) == "trunk"
@@ -266,26 +203,7 @@ def test_a_model_that_resizes_its_input(size: tuple[int, int], inside: int) -> N
 
 
 def test_what_is_no_map_is_refused() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 8, 4, 4)
-            self.flipped = nn.Identity()
-            self.turned = nn.Identity()
-            self.row = nn.Conv1d(8, 8, 3, padding=1)
-            self.still = nn.Identity()
-            self.mixed = nn.Linear(64, 64)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            a = self.conv(x)
-            a = self.turned(self.flipped(a.flip(3)).flip(3).transpose(2, 3)).transpose(2, 3)
-            row = self.row(a.flatten(2))  # (B, 8, 64)
-            a = a + self.still(torch.ones_like(a)) + self.mixed(row).view(a.shape)
-            out: Tensor = self.head(a.mean((2, 3)))
-            return out
-
-    located = locate(built(Odd()), images(1, size=32))
+    located = locate(built(turned_inside()), images(1, size=32))
     assert located.grid("conv") == Grid("channels first", 8, 8)
     for name in ("row", "mixed"):
         assert located.grid(name) is None, name
@@ -298,31 +216,27 @@ def test_what_is_no_map_is_refused() -> None:
     assert located.found["still"].problem == "its output (8, 8, 8) does not change with the image"
 
 
-class Encoder(nn.Module):
+def encoder(*, batch_first: bool) -> nn.Module:
     """torch's own transformer of 4 × 4 patches, whose tokens lie before or behind the batch."""
 
-    def __init__(self, *, batch_first: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Conv2d(3, 16, 8, 8)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(16, 5)
-        self.batch_first = batch_first
+    def mixed(tokens: Tensor, encoder: nn.Module) -> Any:
+        if batch_first:
+            return encoder(tokens).square()
+        return encoder(tokens.transpose(0, 1)).transpose(0, 1).square()
 
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.embed(x).flatten(2).transpose(1, 2)
-        if self.batch_first:
-            tokens = self.encoder(tokens)
-        else:
-            tokens = self.encoder(tokens.transpose(0, 1)).transpose(0, 1)
-        out: Tensor = self.head(tokens.square().mean(1))
-        return out
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first)
+    return of_tokens(
+        mixed,
+        embed=nn.Conv2d(3, 16, 8, 8),
+        encoder=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        head=nn.Linear(16, 5),
+    )
 
 
 def test_tokens_before_the_batch_are_read_as_those_behind_it() -> None:
     x = images(2, size=32)
-    first, other = (built(Encoder(batch_first=each)) for each in (False, True))
+    first, other = (built(encoder(batch_first=each)) for each in (False, True))
     found = {layer.name: layer for layer in survey(first, x[:1])}
     assert default_layer([*found.values()]) == default_layer(survey(other, x[:1])) == "encoder"
     assert found["encoder"].shape == (16, 16)
@@ -354,23 +268,13 @@ def test_tokens_before_the_batch_are_read_as_those_behind_it() -> None:
 def test_an_output_of_several_tensors_is_named(
     returned: Callable[[Tensor], Any], words: str
 ) -> None:
-    class Several(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return returned(x)
+    def reading(x: Tensor, conv: nn.Module, several: nn.Module, head: nn.Module) -> Any:
+        x = conv(x)
+        several(x)
+        return head(means(x))
 
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.several = nn.Conv2d(3, 4, 1), Several()
-            self.head = nn.Linear(4, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.conv(x)
-            self.several(x)
-            out: Tensor = self.head(x.mean((2, 3)))
-            return out
-
-    model, x = built(Reading()), images(1)
+    parts = {"conv": nn.Conv2d(3, 4, 1), "several": Net(returned), "head": nn.Linear(4, 5)}
+    model, x = built(Net(reading, **parts)), images(1)
     (problem,) = [each.problem for each in survey(model, x) if each.name == "several"]
     for reshape in (None, "tokens 8 8"):
         with pytest.raises(

@@ -4,7 +4,7 @@ look, and what no placement explains is refused."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +19,11 @@ from cam.errors import LayerNotSpatial
 from cam.hooks.grids import Grid
 from cam.positions.locate import locate
 from cam.positions.views import Axis, View
-from tests.cam.detectors.nets import torchvision_detector
-from tests.cam.nets import as_after_training
 from tests.quick import quick
+from tests.zoo.convolutional import all_positive, changed_between, deep, of_parts, six_convolutions
+from tests.zoo.detectors import torchvision_detector
+from tests.zoo.parts import Net, as_after_training, means, wrapped
+from tests.zoo.transformers import of_tokens
 
 Change = Callable[[Tensor], Tensor]
 
@@ -33,32 +35,8 @@ def _seed() -> Iterator[None]:
         yield
 
 
-def network() -> nn.Module:
-    """A network that looks for what is bright: all its weights are positive."""
-    channels = (3, 8, 12, 16)
-    convolutions = [
-        layer
-        for before, after in pairwise(channels)
-        for layer in (nn.Conv2d(before, after, 3, 2, 1), nn.ReLU())
-    ]
-    net = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
-    for weights in net.parameters():
-        nn.init.uniform_(weights, 0, 0.1)
-    return net
-
-
-class Changing(nn.Module):
-    """A network behind preprocessing of its own."""
-
-    def __init__(self, change: Change) -> None:
-        super().__init__()
-        self.change = change
-        self.net = network()
-        self.eval().requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(self.change(x))
-        return out
+def changing(change: Change) -> Any:
+    return wrapped(all_positive(), before=change).eval().requires_grad_(False)
 
 
 def letterboxed(x: Tensor) -> Tensor:
@@ -101,7 +79,7 @@ def photo(size: tuple[int, int]) -> Tensor:
     return x
 
 
-def expected(model: Changing, name: str, layer: str, x: Tensor) -> NDArray[np.float32]:
+def expected(model: Net, name: str, layer: str, x: Tensor) -> NDArray[np.float32]:
     """The map of the network alone, put where it belongs by hand."""
     change, size, box, (transposed, upside_down, mirrored) = CHANGES[name]
     (inner,) = explain(model.net, change(x), target=1, layer=layer, signed=True)
@@ -115,7 +93,7 @@ def expected(model: Changing, name: str, layer: str, x: Tensor) -> NDArray[np.fl
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_map_lies_where_the_model_looks(name: str, layer: str) -> None:
     change, size, box, turned = CHANGES[name]
-    model = Changing(change)
+    model = changing(change)
     x = photo(size)
     (found,) = explain(model, x, target=1, layer=f"net.{layer}", signed=True)
     wanted = expected(model, name, layer, x)
@@ -138,26 +116,14 @@ def test_the_map_lies_where_the_model_looks(name: str, layer: str) -> None:
 
 def test_the_place_of_a_layer_does_not_depend_on_what_was_asked_before() -> None:
     x = photo((64, 64))
-    asked_alone = Changing(lambda x: x.flip(3))
+    asked_alone = changing(lambda x: x.flip(3))
     before = locate(asked_alone, x, ["net.4"])
     assert locate(asked_alone, x).grid("net.4") == before.grid("net.4")
-    surveyed = Changing(lambda x: x.flip(3))
+    surveyed = changing(lambda x: x.flip(3))
     surveyed.load_state_dict(asked_alone.state_dict())
     assert default_layer(survey(surveyed, x)) == "net.5"
     assert locate(surveyed, x, ["net.4"]).grid("net.4") == before.grid("net.4")
     assert before.grid("net.4") != Grid("channels first", 8, 8)
-
-
-class Parts(nn.Module):
-    """A network that runs once for each of several parts of its input."""
-
-    def __init__(self, net: nn.Module, *parts: Change) -> None:
-        super().__init__()
-        self.net, self.parts = net, parts
-        self.eval().requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([self.net(part(x)) for part in self.parts]).mean(0)
 
 
 def left(x: Tensor) -> Tensor:
@@ -174,12 +140,12 @@ def mirrored(x: Tensor) -> Tensor:
 
 CALLS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, Box, bool]]]] = {
     "halves": (
-        lambda: Parts(network(), left, right),
+        lambda: of_parts(all_positive(), left, right),
         [("net.4#1", Box(0, 0, 32, 64), False), ("net.4#2", Box(32, 0, 64, 64), False)],
     ),
     "corners and the centre": (
-        lambda: Parts(
-            network(),
+        lambda: of_parts(
+            all_positive(),
             lambda x: x[..., :48, :48],
             lambda x: x[..., :48, 16:],
             lambda x: x[..., 16:, :48],
@@ -193,11 +159,11 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, Box, bool]]]] = 
         ],
     ),
     "the right half mirrored": (
-        lambda: Parts(network(), left, lambda x: mirrored(right(x))),
+        lambda: of_parts(all_positive(), left, lambda x: mirrored(right(x))),
         [("net.2#1", Box(0, 0, 32, 64), False), ("net.2#2", Box(32, 0, 64, 64), True)],
     ),
     "halves of a mirrored photo": (
-        lambda: Parts(Parts(network(), left, right), nn.Identity(), mirrored),
+        lambda: of_parts(of_parts(all_positive(), left, right), nn.Identity(), mirrored),
         [
             ("net.net.2#2", Box(32, 0, 64, 64), False),
             ("net.net.2#3", Box(32, 0, 64, 64), True),
@@ -226,7 +192,7 @@ def test_each_call_of_a_network_has_the_place_of_the_part_that_it_sees(name: str
 
 def test_all_calls_are_located_together() -> None:
     """Another call needs no further pass, and the answer depends on no earlier question."""
-    model, x = Parts(network(), left, right), photo((64, 64))
+    model, x = of_parts(all_positive(), left, right), photo((64, 64))
     locate(model, x)
     first = locate(model, x, ["net.4#1"]).grid("net.4#1")
     runs = 0
@@ -241,50 +207,32 @@ def test_all_calls_are_located_together() -> None:
         known = runs
         assert not locate(model, x, ["net.4#3"]).found
     assert runs == known
-    other = Parts(network(), left, right)
+    other = of_parts(all_positive(), left, right)
     assert locate(other, x, ["net.4#2"]).grid("net.4#2") == second
     assert locate(other, x, ["net.4#1"]).grid("net.4#1") == first
-
-
-class Two(nn.Module):
-    """A network that sees the image, and one that sees a part of it."""
-
-    def __init__(self, part: Change) -> None:
-        super().__init__()
-        self.a, self.b, self.part = network(), network(), part
-        self.eval().requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.a(x) + self.b(self.part(x))
-        return out
-
-
-class Behind(nn.Module):
-    """A network whose later layers get a part of what its early layers return."""
-
-    def __init__(self, part: Change) -> None:
-        super().__init__()
-        self.early = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
-        self.late = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU())
-        self.head, self.part = nn.Linear(8, 5), part
-        self.eval().requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.late(self.part(self.early(x))).mean((2, 3)))
-        return out
 
 
 def centre(least: int, most: int) -> Change:
     return lambda x: x[..., least:most, least:most]
 
 
+def two(part: Change) -> nn.Module:
+    """A network that sees the image, and one that sees a part of it."""
+    return Net(lambda x, a, b: a(x) + b(part(x)), a=all_positive(), b=all_positive())
+
+
+def behind(part: Change) -> nn.Module:
+    early = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+    return changed_between(part, early, nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU()), 8)
+
+
 BRANCHES: dict[str, tuple[Callable[[], nn.Module], int, str, Box]] = {
-    "a crop for the second": (lambda: Two(centre(16, 80)), 96, "b.4", Box(16, 16, 80, 80)),
-    "a small crop": (lambda: Two(centre(32, 64)), 96, "b.4", Box(32, 32, 64, 64)),
-    "the other one": (lambda: Two(centre(16, 80)), 96, "a.4", Box(0, 0, 96, 96)),
-    "the left half": (lambda: Two(left), 128, "b.4", Box(0, 0, 64, 128)),
-    "the right half of the features": (lambda: Behind(right), 96, "late", Box(48, 0, 96, 96)),
-    "a small crop alone": (lambda: Changing(centre(32, 64)), 96, "net.4", Box(32, 32, 64, 64)),
+    "a crop for the second": (lambda: two(centre(16, 80)), 96, "b.4", Box(16, 16, 80, 80)),
+    "a small crop": (lambda: two(centre(32, 64)), 96, "b.4", Box(32, 32, 64, 64)),
+    "the other one": (lambda: two(centre(16, 80)), 96, "a.4", Box(0, 0, 96, 96)),
+    "the left half": (lambda: two(left), 128, "b.4", Box(0, 0, 64, 128)),
+    "the right half of the features": (lambda: behind(right), 96, "late", Box(48, 0, 96, 96)),
+    "a small crop alone": (lambda: changing(centre(32, 64)), 96, "net.4", Box(32, 32, 64, 64)),
 }
 
 
@@ -298,27 +246,6 @@ def test_a_branch_has_the_place_of_the_part_that_it_sees(name: str) -> None:
         (box.left, box.top, box.right, box.bottom),
         atol=8,  # features see a little more than their part
     )
-
-
-class Deep(nn.Module):
-    """Two parts of six convolutions each, and a change of the features between them."""
-
-    def __init__(self, change: Change) -> None:
-        super().__init__()
-        self.early, self.late = self._part(3, 2), self._part(12, 1)
-        self.head, self.change = nn.Linear(12, 5), change
-        self.eval().requires_grad_(False)
-
-    @staticmethod
-    def _part(channels: int, stride: int) -> nn.Sequential:
-        layers = [nn.Conv2d(channels, 12, 3, stride, 1), nn.ReLU(), nn.Conv2d(12, 12, 3, stride, 1)]
-        for _ in range(4):
-            layers += [nn.ReLU(), nn.Conv2d(12, 12, 3, 1, 1)]
-        return nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.late(self.change(self.early(x))).mean((2, 3)))
-        return out
 
 
 # Changes of features of 32 × 32 positions, each of four pixels.
@@ -344,7 +271,7 @@ BETWEEN: dict[str, tuple[Change, Box]] = {
 def test_a_change_of_the_features_moves_all_layers_behind_it(name: str) -> None:
     """Late layers see too much of the image to show it, so features before them are changed."""
     change, box = BETWEEN[name]
-    located = locate(Deep(change), photo((128, 128)))
+    located = locate(deep(change), photo((128, 128)))
     for layer in ("late.0", "late.4", "late.10", "late"):
         grid = located.grid(layer)
         assert grid is not None, layer
@@ -362,18 +289,14 @@ def test_a_change_of_the_features_moves_all_layers_behind_it(name: str) -> None:
 def test_stripes_of_the_features_lie_where_they_are_cut(count: int) -> None:
     """As in networks that recognise a person by horizontal stripes."""
 
-    class Stripes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.early = Deep(lambda x: x).early
-            self.parts = nn.ModuleList(nn.Conv2d(12, 12, 3, 1, 1) for _ in range(count))
+    def striped(x: Tensor, early: nn.Module, parts: nn.ModuleList) -> Tensor:
+        stripes = zip(parts, early(x).chunk(count, 2), strict=True)
+        return torch.stack([means(part(stripe)) for part, stripe in stripes]).sum(0)
 
-        def forward(self, x: Tensor) -> Tensor:
-            stripes = self.early(x).chunk(count, 2)
-            out = [part(each) for part, each in zip(self.parts, stripes, strict=True)]
-            return torch.stack([each.mean((2, 3)) for each in out]).sum(0)
+    parts = nn.ModuleList(nn.Conv2d(12, 12, 3, 1, 1) for _ in range(count))
+    model = Net(striped, early=six_convolutions(3, 2), parts=parts)
 
-    located = locate(Stripes().eval(), photo((192, 64)))
+    located = locate(model, photo((192, 64)))
     for number in range(count):
         grid = located.grid(f"parts.{number}")
         assert grid
@@ -387,19 +310,15 @@ def test_stripes_of_the_features_lie_where_they_are_cut(count: int) -> None:
 def test_padding_by_one_token(before: int) -> None:
     """A transformer's patches are placed to half a patch: nothing is rounded in them."""
 
-    class Patches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Conv2d(3, 8, 16, 16)
-            self.mix = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            tokens = self.embed(pad(x, (before, 16, before, 16))).flatten(2).mT
-            out: Tensor = self.mix(tokens).mean(1)
-            return out
-
-    located = locate(Patches().eval(), photo((144, 144)))
-    for layer in ("embed", "mix"):
+    net = of_tokens(
+        lambda tokens, mix: mix(tokens),
+        embed=nn.Conv2d(3, 8, 16, 16),
+        mix=nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        head=nn.Identity(),
+    )
+    model = wrapped(net, before=lambda x: pad(x, (before, 16, before, 16))).eval()
+    located = locate(model, photo((144, 144)))
+    for layer in ("net.embed", "net.mix"):
         grid = located.grid(layer)
         assert grid
         assert grid.placement
@@ -412,7 +331,7 @@ def test_padding_by_one_token(before: int) -> None:
 def test_a_letterbox_of_a_long_photo(ratio: int) -> None:
     high, wide = 128 // ratio, 128
     rest = (128 - high) // 2
-    model = Deep(lambda x: x)
+    model = deep()
     model.register_forward_pre_hook(
         lambda _, args: pad(interpolate(args[0], (high, wide)), (0, 0, rest, 128 - high - rest))
     )
@@ -430,7 +349,7 @@ def test_a_letterbox_of_a_long_photo(ratio: int) -> None:
 
 @pytest.mark.parametrize("by", [(16, 16), (0, 32), (24, 0)])
 def test_rolled_positions_are_refused(by: tuple[int, int]) -> None:
-    model = Changing(lambda x: x.roll(by, (2, 3)))
+    model = changing(lambda x: x.roll(by, (2, 3)))
     with pytest.raises(LayerNotSpatial, match="no scale, shift or turn explains"):
         explain(model, photo((64, 64)), layer="net.1")
 
@@ -450,7 +369,7 @@ def mirrored_by_the_photo(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("change", [brightest, mirrored_by_the_photo])
 def test_a_part_that_depends_on_the_photo_is_refused(change: Change) -> None:
-    model, x = Changing(change), 0.3 * torch.randn(1, 3, 128, 128)
+    model, x = changing(change), 0.3 * torch.randn(1, 3, 128, 128)
     x[..., 8:60, 66:126] += 3
     assert model(x).shape == (1, 5)
     for layer in ("net.0", "net.2", "net.5"):
@@ -477,24 +396,15 @@ def test_windows_in_another_order_are_refused() -> None:
         return torch.cat([torch.cat([four, one], 3), torch.cat([two, three], 3)], 2)
 
     with pytest.raises(LayerNotSpatial, match="rolled, repeated or in windows"):
-        explain(Changing(shuffled), photo((64, 64)), layer="net.1")
+        explain(changing(shuffled), photo((64, 64)), layer="net.1")
 
 
 def test_a_model_that_turns_its_features_between_two_layers() -> None:
-    class Turning(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(3, 8, 3, 2, 1)
-            self.second = nn.Conv2d(8, 8, 3, 2, 1)
-            self.head = nn.Linear(8, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(self.second(self.first(x).relu().flip(3)).mean((2, 3)))
-            return out
-
-    located = locate(Turning().eval(), photo((64, 64)))
-    assert located.grid("first") == Grid("channels first", 32, 32)
-    second = located.grid("second")
+    early = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU())
+    model = changed_between(lambda x: x.flip(3), early, nn.Conv2d(8, 8, 3, 2, 1), 8)
+    located = locate(model, photo((64, 64)))
+    assert located.grid("early.0") == Grid("channels first", 32, 32)
+    second = located.grid("late")
     assert second
     assert second.placement
     assert second.placement.mirrored
@@ -511,7 +421,7 @@ def on_input(small: NDArray[np.float32]) -> NDArray[np.float32]:
 )
 def test_methods_of_many_passes(method: str) -> None:
     """They look where the model looks: mirrored photos have mirrored maps."""
-    plain, mirrored = Changing(lambda x: x), Changing(lambda x: x.flip(3))
+    plain, mirrored = changing(lambda x: x), changing(lambda x: x.flip(3))
     mirrored.load_state_dict(plain.state_dict())
     x = photo((64, 64))
     ask = {"target": 1, "method": method, "layer": "net.4"}
@@ -523,7 +433,7 @@ def test_methods_of_many_passes(method: str) -> None:
 
 
 def test_concepts_and_feature_maps_are_upright() -> None:
-    plain, mirrored = Changing(lambda x: x), Changing(lambda x: x.flip(3))
+    plain, mirrored = changing(lambda x: x), changing(lambda x: x.flip(3))
     mirrored.load_state_dict(plain.state_dict())
     x = photo((64, 64))
     (one,) = observe(plain, x.flip(3), ["net.4"], ClassTarget(1))
@@ -537,7 +447,7 @@ def test_concepts_and_feature_maps_are_upright() -> None:
 
 
 def test_locations_are_dropped_when_the_model_changes() -> None:
-    model = Changing(lambda x: x)
+    model = changing(lambda x: x)
     x = photo((64, 64))
     assert locate(model, x).grid("net.1") == Grid("channels first", 32, 32)
     model.net.set_submodule("0", nn.Conv2d(3, 8, 3, 4, 1))
@@ -641,17 +551,9 @@ def test_small_inputs_that_are_cropped_or_padded_are_said_to_be(
 ) -> None:
     """Within a pixel and a half."""
 
-    class Inside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = digits(channels)
-
-        def forward(self, x: Tensor) -> Tensor:
-            scores: Tensor = self.net(change(x))
-            return scores
-
     torch.manual_seed(2)
-    (found,) = explain(Inside().eval(), torch.rand(1, channels, 36, 36), target=1)
+    model = wrapped(digits(channels), before=change).eval()
+    (found,) = explain(model, torch.rand(1, channels, 36, 36), target=1)
     assert found.placement is not None
     for edge in ("left", "top", "right", "bottom"):
         told = getattr(found.placement.box, edge)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cam import ClassTarget, Explanation, explain
 from cam.explanation import Smoothing
@@ -18,21 +18,9 @@ from cam.methods.components import (
     kpcacam,
     projected,
 )
-from tests.cam.nets import Scale
+from tests.zoo.by_hand import seeing
 
 ONE = torch.ones(1, 1, 1, 1)
-
-
-class Seeing(nn.Module):
-    """Its layer's output is the image; its logits are the mean colours."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.again = Scale(1), Scale(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        colours: Tensor = self.again(self.stem(x)).mean((2, 3))
-        return colours
 
 
 def pixels(strength: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -74,7 +62,7 @@ def test_where_there_is_no_second_component() -> None:
 
 
 def told(strength: float, dtype: torch.dtype = torch.float32) -> tuple[str, ...]:
-    (found,) = explain(Seeing(), pixels(strength, dtype), method="eigencam", layer="stem")
+    (found,) = explain(seeing(), pixels(strength, dtype), method="eigencam", layer="stem")
     return close(found)
 
 
@@ -103,12 +91,12 @@ def test_the_warning() -> None:
 
 def test_methods_without_components_are_not_warned_of() -> None:
     for method in ("gradcam", "fem"):
-        (found,) = explain(Seeing(), pixels(1), method=method, layer="stem")
+        (found,) = explain(seeing(), pixels(1), method=method, layer="stem")
         assert close(found) == ()
 
 
 def test_each_image_and_layer_has_its_own() -> None:
-    model, batch = Seeing(), torch.cat([pixels(1), pixels(0.5)])
+    model, batch = seeing(), torch.cat([pixels(1), pixels(0.5)])
     found = explain(model, batch, method="eigencam", layer=["stem", "again"])
     assert [len(close(each)) for each in found] == [1, 1, 0, 0]
     fused = explain(model, batch, method="eigencam", layer=["stem", "again"], fuse="mean")
@@ -125,7 +113,7 @@ def test_smoothed_by_a_component(smooth: Smoothing) -> None:
     image = pixels(1)
     image[0, 0, 1, 1] = image[0, 1, 1, 1] = 1
     (found,) = explain(
-        Seeing(),
+        seeing(),
         image,
         target=ClassTarget(0, minus=1),
         method="hirescam",

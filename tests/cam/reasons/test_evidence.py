@@ -13,27 +13,9 @@ from cam import CamError, ClassTarget, Reason, evidence_layers, explain
 from cam.drawing.placement import resize
 from cam.errors import InvalidOption, NothingDetected
 from cam.reasons.cascade import Cascade
-from tests.cam.nets import images, small
-
-
-class Blobs(nn.Module):
-    """Two blobs speak for class 0: its score is 3 · (pixels of the first) + 2 · (pixels of the
-    second) − 5, the scores of classes 1 and 2 are 0 and 10 · (the pixel in the corner)."""
-
-    def __init__(self, *, first: float = 3.0, second: float = 2.0, bias: float = -5.0) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(1, 1, 1, bias=False)
-        self.head = nn.Linear(36, 3)
-        weights = torch.zeros(3, 6, 6)
-        weights[0, 0:2, 0:2], weights[0, 4:6, 4:6], weights[2, 0, 5] = first, second, 10
-        with torch.no_grad():
-            self.layer.weight.fill_(1)
-            self.head.weight.copy_(weights.flatten(1))
-            self.head.bias.copy_(torch.tensor([bias, 0, 0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.layer(x).flatten(1))
-        return out
+from tests.zoo.by_hand import blobs
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 
 def photo(corner: float = 0.0) -> Tensor:
@@ -50,7 +32,7 @@ def logistic(*logits: float) -> float:
 
 
 def test_two_reasons_by_hand() -> None:
-    model, x = Blobs(), photo()
+    model, x = blobs(), photo()
     (found,) = evidence_layers(model, x, method="hirescam", layer="layer", threshold=0.7)
     first, second = found
     # hirescam at the only layer: each position's part of the score, 3 and 2.
@@ -80,7 +62,7 @@ def test_two_reasons_by_hand() -> None:
 
 def test_the_class_is_that_of_the_photo() -> None:
     """Without the first blob, class 2 is the predicted one, by the pixel in the corner."""
-    model, x = Blobs(), photo(corner=1.0)
+    model, x = blobs(), photo(corner=1.0)
     (found,) = evidence_layers(model, x, method="hirescam", layer="layer", threshold=0.7)
     assert [reason.target for reason in found] == [ClassTarget(0), ClassTarget(0)]
     assert [reason.score for reason in found] == pytest.approx([15, 3])
@@ -89,7 +71,7 @@ def test_the_class_is_that_of_the_photo() -> None:
 
 def test_what_is_masked_stays_masked() -> None:
     """A pixel that would be hot again if it came back is not part of a later reason."""
-    model = Blobs(first=3, second=2)
+    model = blobs(first=3, second=2)
     x = photo()
     x[..., 2, 2] = 1
     with torch.no_grad():
@@ -103,7 +85,7 @@ def test_what_is_masked_stays_masked() -> None:
 
 def test_a_mask_is_zero_after_preprocessing() -> None:
     """Not the image's mean, and not its blur, which `deletion` could put there, too."""
-    model, x = Blobs(bias=0), photo() + 0.5
+    model, x = blobs(bias=0), photo() + 0.5
     (found,) = evidence_layers(model, x, method="hirescam", layer="layer", count=2, threshold=0.7)
     assert found[0].score == pytest.approx(20 * 1.5)
     assert found[1].score == pytest.approx(8 * 1.5)
@@ -177,7 +159,7 @@ def test_model_and_images_are_left_as_found() -> None:
 
 
 def test_a_first_map_of_zeros_is_no_quiet_picture() -> None:
-    (found,) = evidence_layers(Blobs(), torch.zeros(1, 1, 6, 6), method="hirescam", layer="layer")
+    (found,) = evidence_layers(blobs(), torch.zeros(1, 1, 6, 6), method="hirescam", layer="layer")
     (only,) = found
     assert only.share == 0
     assert only.warnings[-1].startswith(
@@ -213,7 +195,7 @@ def test_it_takes_what_explain_takes() -> None:
 
 
 def test_a_pixel_at_the_threshold_is_masked() -> None:
-    model = Blobs(first=4, second=2)
+    model = blobs(first=4, second=2)
     (only,) = evidence_layers(model, photo(), method="hirescam", layer="layer", threshold=0.5)[0]
     assert only.share == pytest.approx(8 / 36)
 

@@ -24,8 +24,9 @@ from cam.passes.compiled_path import CompiledPath
 from cam.passes.layout import laid_out
 from cam.runtimes.compiled import FastPath
 from cam.runtimes.fidelity import likeness, roundings_apart
-from tests.cam.methods.test_attention import of_timm
-from tests.cam.nets import hook_count, images, segmenter, small
+from tests.zoo.convolutional import segmenter, small
+from tests.zoo.parts import Net, hook_count, images, means
+from tests.zoo.transformers import of_timm
 
 compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="there is no compiler"
@@ -241,20 +242,8 @@ def test_a_failure_belongs_to_its_item_here_too() -> None:
 def test_a_layer_that_returns_no_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", uncompiled)
 
-    class Pair(nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-            return x, 1
-
-    class Paired(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pair = Pair()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.pair(x)[0].mean(dim=(2, 3))
-            return out
-
-    fast = FastPath(Paired(), "pair", dtype=torch.float32, sizes=[1])
+    model = Net(lambda x, pair: means(pair(x)[0]), pair=Net(lambda x: (x, 1)))
+    fast = FastPath(model, "pair", dtype=torch.float32, sizes=[1])
     with pytest.raises(LayerNotSpatial, match="returns a tuple"):
         fast.explain(images(1), [Question((ClassTarget(),), "gradcam", ("pair",))])
 

@@ -15,7 +15,8 @@ from cam.methods.head import pooled_head
 from cam.runtimes import cuda_graphs
 from cam.runtimes.compiled import FastPath
 from cam.runtimes.cuda_graphs import Graphed
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 RESULTS = ("_logits", "_activation", "_gradient")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torchvision
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from cam.runtimes.folding import fold
-from tests.cam.nets import as_after_training, images
+from tests.zoo.parts import Net, as_after_training, images
 
 
 @pytest.mark.parametrize(
@@ -28,30 +31,18 @@ def test_the_outputs_stay(name: str, count: int) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
-class Block(nn.Module):
+def plain(x: Tensor, first: nn.Module, last: nn.Module, norm: nn.Module) -> Any:
+    return last(norm(first(x)))
+
+
+def skipped(x: Tensor, first: nn.Module, last: nn.Module, norm: nn.Module) -> Any:
+    made = first(x)
+    return last(norm(made)) + last(made)
+
+
+def block(conv: nn.Module, norm: nn.Module, function: Callable[..., Tensor] = plain) -> nn.Module:
     """A convolution, its norm, and what else may become of the convolution's output."""
-
-    def __init__(self, conv: nn.Module, norm: nn.Module) -> None:
-        super().__init__()
-        self.first, self.last = nn.Sequential(conv), nn.ReLU()
-        self.norm: nn.Module = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = self.first(x)
-        out: Tensor = self.last(self.norm(made))
-        return out
-
-
-class Skipped(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        made = self.first(x)
-        out: Tensor = self.last(self.norm(made)) + self.last(made)
-        return out
-
-
-class Twice(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(super().forward(x))
+    return Net(function, first=nn.Sequential(conv), last=nn.ReLU(), norm=norm)
 
 
 def conv(**given: object) -> nn.Conv2d:
@@ -61,7 +52,7 @@ def conv(**given: object) -> nn.Conv2d:
 
 @pytest.mark.parametrize("layer", ["first", "first.0"])
 def test_the_convolution_that_makes_the_layer_stays(layer: str) -> None:
-    model = as_after_training(Block(conv(), nn.BatchNorm2d(3)))
+    model = as_after_training(block(conv(), nn.BatchNorm2d(3)))
     assert fold(model, images(1), layer) == 0
     assert fold(model, images(1), "norm") == 1
     assert isinstance(model.get_submodule("norm"), nn.Identity)
@@ -70,23 +61,23 @@ def test_the_convolution_that_makes_the_layer_stays(layer: str) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        Skipped(conv(), nn.BatchNorm2d(3)),
-        Twice(conv(), nn.BatchNorm2d(3)),
-        Block(conv(), nn.GroupNorm(3, 3)),
-        Block(conv(), nn.BatchNorm2d(3, track_running_stats=False)),
-        Block(parametrizations.weight_norm(conv()), nn.BatchNorm2d(3)),
-        Block(nn.ConvTranspose2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)),
+        block(conv(), nn.BatchNorm2d(3), skipped),
+        block(conv(), nn.BatchNorm2d(3), lambda x, **parts: plain(plain(x, **parts), **parts)),
+        block(conv(), nn.GroupNorm(3, 3)),
+        block(conv(), nn.BatchNorm2d(3, track_running_stats=False)),
+        block(parametrizations.weight_norm(conv()), nn.BatchNorm2d(3)),
+        block(nn.ConvTranspose2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)),
     ],
     ids=["skipped", "twice", "group norm", "no statistics", "weight norm", "transposed"],
 )
-def test_what_is_not_folded(model: Block) -> None:
+def test_what_is_not_folded(model: nn.Module) -> None:
     before = model.eval()(images(2))
     assert fold(model, images(1), "last") == 0
     torch.testing.assert_close(model(images(2)), before)
 
 
 def test_a_hook_at_the_norm_and_half_precision_stay() -> None:
-    model = as_after_training(Block(conv(bias=False), nn.BatchNorm2d(3))).bfloat16()
+    model = as_after_training(block(conv(bias=False), nn.BatchNorm2d(3))).bfloat16()
     seen: list[Tensor] = []
     model.get_submodule("norm").register_forward_hook(
         lambda module, args, output: seen.append(output)

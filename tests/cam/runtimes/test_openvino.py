@@ -16,9 +16,11 @@ from cam.methods.head import pooled_head
 from cam.outputs.meaning import resolve_reading
 from cam.runtimes.fidelity import judge
 from cam.runtimes.openvino import OpenVinoPath
-from tests.cam.methods.test_attention import of_timm
-from tests.cam.nets import Small, hook_count, images, segmenter, small
 from tests.cam.runtimes.test_compiled import compare
+from tests.zoo.convolutional import Small, segmenter, small
+from tests.zoo.hostile import branching
+from tests.zoo.parts import hook_count, images
+from tests.zoo.transformers import of_timm
 
 pytest.importorskip("openvino")
 
@@ -95,15 +97,7 @@ def test_the_judge_tells_rounding_from_half_precision() -> None:
         assert not any(each.exact for each in found.values() if each.difference > 1e-4)
 
 
-class Branches(Small):
-    """Its layers depend on the image's numbers: a recorded run would be wrong for other images."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x if x.mean() > 0 else -x)
-
-
 def test_a_model_that_branches_on_its_input_is_refused() -> None:
-    torch.manual_seed(0)
-    path = OpenVinoPath(Branches().eval(), "relu2", dtype=torch.float32, sizes=[1])
+    path = OpenVinoPath(branching(), "relu2", dtype=torch.float32, sizes=[1])
     with pytest.raises(Exception, match="data-dependent"):
         path.settle(images(1))

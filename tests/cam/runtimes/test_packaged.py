@@ -14,7 +14,8 @@ from cam.methods.head import pooled_head
 from cam.outputs.reading import Reading
 from cam.runtimes.compiled import FastPath
 from cam.runtimes.packaged import PackagedPath
-from tests.cam.nets import images, small
+from tests.zoo.convolutional import small
+from tests.zoo.parts import images
 
 
 @pytest.mark.slow

@@ -13,35 +13,9 @@ from cam.errors import LayerNotSpatial
 from cam.outputs.outputs import watching
 from cam.outputs.reading import logits_of
 from cam.runtimes.tail import Tail
-from tests.cam.methods.test_attention import of_timm
-from tests.cam.nets import hook_count, images, segmenter, small
-
-
-class Skips(nn.Module):
-    """After `middle` the outputs of `first` and `side` are read, but not that of `unused`."""
-
-    def __init__(self, *, pair: bool = False) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.unused = nn.Conv2d(4, 4, 1)
-        self.side = nn.Conv2d(4, 4, 1)
-        self.pair = Pair() if pair else None
-        self.middle = nn.Conv2d(4, 4, 3, padding=1)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.first(x)
-        side = self.side(self.unused(first).relu())
-        if self.pair is not None:
-            side, _ = self.pair(side)
-        middle = self.middle(side)
-        logits: Tensor = self.head((middle + first * side).relu().mean(dim=(2, 3)))
-        return logits
-
-
-class Pair(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
+from tests.zoo.convolutional import segmenter, skips, small
+from tests.zoo.parts import hook_count, images
+from tests.zoo.transformers import of_timm
 
 
 @pytest.mark.parametrize(
@@ -49,7 +23,7 @@ class Pair(nn.Module):
     [
         (small, "conv2", (), 8),
         (lambda: small(inplace=True), "relu1", (), 8),
-        (Skips, "middle", ("first", "side"), 8),
+        (skips, "middle", ("first", "side"), 8),
         (of_timm, "blocks.2.norm1", ("blocks.1",), 64),
         (segmenter, "backbone.6", ("backbone.4",), 64),
     ],
@@ -74,7 +48,7 @@ def test_it_gives_what_the_model_gives(
 
 
 def test_the_trunk_does_not_run() -> None:
-    model = Skips().eval()
+    model = skips()
     x = images(2)
     tail = Tail(model, "middle", x[:1], logits_of)
     with torch.no_grad(), watching(model, ["middle", *tail.inputs]) as seen:
@@ -94,4 +68,4 @@ def test_the_trunk_does_not_run() -> None:
 
 def test_an_output_that_is_no_tensor_cannot_be_handed_over() -> None:
     with pytest.raises(LayerNotSpatial, match="reads the output of 'pair' as well"):
-        Tail(Skips(pair=True).eval(), "middle", images(1), logits_of)
+        Tail(skips(pair=True), "middle", images(1), logits_of)

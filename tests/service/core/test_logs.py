@@ -29,7 +29,7 @@ from tests.service.live import serving
 CATALOG = """
 [[models]]
 name = "fragile"
-source = "factory:tests.service.factories:fragile"
+source = "factory:tests.zoo.factories:fragile"
 kind = "classes"
 weights = "none"
 input_size = 8

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from torch import Tensor, nn
 
 from cam import ClassTarget, Question
 from service.app import create_app
@@ -25,35 +24,12 @@ from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.runtimes.paths import offers
 from service.settings import Settings
-from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, running_app, wait_until_ready
 
 pytestmark = pytest.mark.anyio
 GIVEN: dict[str, Any] = {"weights": "none", "input_size": 32, "layout": "contiguous"}
-MIXING = ModelEntry(
-    name="mixing", source="factory:tests.service.engine.test_batch_dependence:mixing", **GIVEN
-)
-TINY = ModelEntry(name="tiny", source="factory:tests.service.factories:tiny", **GIVEN)
-
-
-def mixing() -> nn.Module:
-    """A batch normalisation takes the batch's statistics in eval mode, too."""
-    model = Small()
-    normed = nn.BatchNorm2d(4, track_running_stats=False)
-    model.relu1 = nn.Sequential(normed, nn.ReLU())  # type: ignore[assignment]
-    return model.eval()
-
-
-def dropping() -> nn.Module:
-    """Its dropout is on in eval mode, too."""
-    model = Small()
-    model.dropout = AlwaysDropout()  # type: ignore[assignment]
-    return model.eval()
-
-
-class AlwaysDropout(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(x, 0.5, training=True)
+MIXING = ModelEntry(name="mixing", source="factory:tests.zoo.hostile:BatchNormed", **GIVEN)
+TINY = ModelEntry(name="tiny", source="factory:tests.zoo.factories:tiny", **GIVEN)
 
 
 def picture(seed: int) -> ModelInput:
@@ -131,7 +107,7 @@ def test_over_http() -> None:
 
 
 def test_a_stochastic_model_is_told_so_in_answers() -> None:
-    source = "factory:tests.service.engine.test_batch_dependence:dropping"
+    source = "factory:tests.zoo.hostile:Dropping"
     entry = ModelEntry(name="dropping", source=source, **GIVEN)
     photo = base64.b64encode(encoded(noise(32, 32, 1))).decode()
     asked = {"instances": [{"image": {"b64": photo}}], "parameters": {"target": 1}}

@@ -8,23 +8,17 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from torch import nn
 
 from service.models.catalog import ModelEntry
 from service.settings import Settings
-from tests.cam.positions.test_separation import Seeing
 from tests.service.conftest import encoded, running_app
-
-
-def seeing() -> nn.Module:
-    return Seeing()
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     entry = ModelEntry(
         name="seeing",
-        source="factory:tests.service.engine.test_doubts:seeing",
+        source="factory:tests.zoo.by_hand:seeing",
         kind="classes",
         weights="none",
         input_size=8,

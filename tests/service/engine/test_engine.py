@@ -35,9 +35,9 @@ from service.loading.served_model import ServedModel, load
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.models.preprocessing import ModelInput
 from service.settings import Settings
-from tests.cam.nets import hook_count
 from tests.service.conftest import KEPT, restarted
 from tests.waiting import settled, until_async
+from tests.zoo.parts import hook_count
 
 pytestmark = pytest.mark.anyio
 
@@ -309,7 +309,7 @@ async def test_a_fleet_says_how_far_it_is(tmp_path: Path) -> None:
 async def test_a_fleet_reports_the_model_that_cannot_be_loaded_and_closes_the_others() -> None:
     entries = [
         ModelEntry(name="good", source="torchvision:squeezenet1_1", weights="none"),
-        ModelEntry(name="bad", source="factory:tests.service.factories:raising", weights="none"),
+        ModelEntry(name="bad", source="factory:tests.zoo.factories:raising", weights="none"),
     ]
     async with ModelManager(entries, settings=Settings(max_queue=4), metrics=Metrics()) as manager:
         with pytest.raises(ConfigError, match=r"'bad'.*division by zero"):
@@ -335,7 +335,7 @@ def test_the_smallest_batch_that_pays_costs_an_image_a_tenth_more_at_most(
 
 
 async def test_where_a_batch_costs_what_an_image_costs_batches_are_full() -> None:
-    source = "factory:tests.service.factories:bulky"
+    source = "factory:tests.zoo.factories:bulky"
     entry = ModelEntry(name="m", source=source, weights="none", input_size=32, max_batch=8)
     async with Engine(load(entry), max_queue=64, metrics=Metrics()) as engine:
         await engine.warm()

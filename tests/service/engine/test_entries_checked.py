@@ -22,7 +22,7 @@ source = "factory:{__name__}:first"
 [[models]]
 name = "second"
 """
-TINY = 'source = "factory:tests.service.factories:tiny"\n'
+TINY = 'source = "factory:tests.zoo.factories:tiny"\n'
 
 
 def first() -> None:
@@ -37,7 +37,7 @@ def first() -> None:
         ('source = "torchvision:resnet17"', "'source': torchvision has no model.*resnet18"),
         ('source = "timm:nothing"', "'source': timm has no model"),
         ('source = "embedded:nothing"', "'source': there is no embedded model"),
-        ('source = "factory:tests.service.factories:none"', "'source': module .* has no 'none'"),
+        ('source = "factory:tests.zoo.factories:none"', "'source': module .* has no 'none'"),
         ('source = "hf:a/b/c"', "'source': there is no folder .*a/b/c"),
         (TINY + 'weights = "none.pt"', "'weights': .*none.pt: it cannot be read: No such file"),
         (TINY + 'weights = "w.onnx"', "'weights': .*w.onnx: its name must end in .safetensors"),

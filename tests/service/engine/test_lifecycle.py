@@ -86,7 +86,7 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_again(
 async def test_a_detector_that_finds_nothing_in_the_warm_up_is_told_what_to_set() -> None:
     entry = ModelEntry(
         name="strict",
-        source="factory:tests.service.factories:yolo",
+        source="factory:tests.zoo.factories:yolo",
         detections="yolov8",
         input_size=64,
         min_score=0.9999,
@@ -126,7 +126,7 @@ async def test_who_subscribes_is_told_of_each_change() -> None:
         await engine.batcher.abandon()
         await until("is getting a new wor", "tiny")
         await until("ready", "tiny")
-        source = "factory:tests.service.factories:raising"
+        source = "factory:tests.zoo.factories:raising"
         await manager.add(ModelEntry(name="bad", source=source, weights="none"))
         assert told[-1][1] == {"tiny": "ready", "bad": "is still loading; tr"}
         await until("could not be loaded:", "bad")

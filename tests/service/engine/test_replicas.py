@@ -27,14 +27,14 @@ from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.settings import Settings
-from tests.cam.nets import hook_count
 from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.zoo.parts import hook_count
 
 pytestmark = pytest.mark.anyio
 
 TWO = ModelEntry(
     name="tiny",
-    source="factory:tests.service.factories:tiny",
+    source="factory:tests.zoo.factories:tiny",
     weights="none",
     input_size=32,
     device=["cpu", "cpu"],

@@ -22,7 +22,7 @@ from service.settings import Settings
 ENTRY = """
 [[models]]
 name = "tiny"
-source = "factory:tests.service.factories:tiny"
+source = "factory:tests.zoo.factories:tiny"
 weights = "none"
 kind = "classes"
 input_size = 8

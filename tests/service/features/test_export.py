@@ -23,6 +23,7 @@ from service.features.export.write import Form, export, export_entry
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from tests.service.sources.test_graph import loaded
+from tests.zoo.parts import Net, means
 
 pytest.importorskip("openvino")
 onnx = pytest.importorskip("onnx")
@@ -30,44 +31,28 @@ Run = Callable[[NDArray[np.float32]], list[NDArray[np.float32]]]
 FILES: dict[Form, str] = {"onnx": "model.onnx", "openvino": "model.xml"}
 
 
-class Pooled(nn.Module):
-    """A pooled linear head of 3 classes behind 4 channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, 2, 1)
-        self.last = nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU())
-        self.head = nn.Linear(4, 3)
-        with torch.no_grad():
-            self.head.weight *= 100
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.last(self.first(images).relu())
-        logits: Tensor = self.head(features.mean((2, 3)))
-        return logits
-
-
-class Residual(Pooled):
-    """Two layers behind the mean, and an earlier layer that is read after the last one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.more = nn.Linear(4, 4)
-
-    def forward(self, images: Tensor) -> Tensor:
-        early = self.first(images).relu()
-        features: Tensor = self.last(early)
-        mixed = self.more(features.mean((2, 3)) + early.amax((2, 3))).tanh()
-        logits: Tensor = self.head(mixed)
-        return logits
+def layers() -> dict[str, nn.Module]:
+    """A head of 3 classes behind 4 channels."""
+    head = nn.Linear(4, 3)
+    with torch.no_grad():
+        head.weight *= 100
+    last = nn.Sequential(nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU())
+    return {"first": nn.Conv2d(3, 4, 3, 2, 1), "last": last, "head": head}
 
 
 def pooled() -> nn.Module:
-    return Pooled()
+    return Net(lambda x, first, last, head: head(means(last(first(x).relu()))), **layers())
 
 
 def residual() -> nn.Module:
-    return Residual()
+    """Two layers behind the mean, and an earlier layer that is read after the last one."""
+
+    def forward(x: Tensor, **parts: nn.Module) -> Any:
+        early = parts["first"](x).relu()
+        mixed = parts["more"](means(parts["last"](early)) + early.amax((2, 3))).tanh()
+        return parts["head"](mixed)
+
+    return Net(forward, **layers(), more=nn.Linear(4, 4))
 
 
 def model_of(name: str, **keys: Any) -> ServedModel:
@@ -187,7 +172,7 @@ def test_the_file_is_served_as_the_model_was(form: Form, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_single_output_has_the_map_of_what_it_says(tmp_path: Path) -> None:
     """The negative class is explained by minus the logit."""
-    net = Residual()
+    net: Any = residual()
     net.head = nn.Linear(4, 1)
     torch.manual_seed(0)
     model = model_of("residual")

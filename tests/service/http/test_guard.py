@@ -127,7 +127,7 @@ def test_what_is_told_of_a_caller(admission: Admission, counts: LocalCounts) -> 
 
 
 def test_without_keys_everybody_may_explain_and_nobody_changes_the_models() -> None:
-    new = {"name": "new", "source": "factory:tests.service.factories:tiny"}
+    new = {"name": "new", "source": "factory:tests.zoo.factories:tiny"}
     photo, kind = encoded(noise(8, 8)), {"Content-Type": "image/png"}
     settings = Settings(allowed_sources=("factory:*",))
     with running_app(settings, [FRAGILE]) as client:

@@ -22,11 +22,11 @@ from tests.waiting import until
 
 TINY: dict[str, Any] = {"weights": "none", "input_size": 8}
 SLOW = ModelEntry(
-    name="slow", source="factory:tests.service.factories:slow", max_batch=1, kind="classes", **TINY
+    name="slow", source="factory:tests.zoo.factories:slow", max_batch=1, kind="classes", **TINY
 )
 FRAGILE = ModelEntry(
     name="fragile",
-    source="factory:tests.service.factories:fragile",
+    source="factory:tests.zoo.factories:fragile",
     mean=(0, 0, 0),
     std=(1, 1, 1),
     **TINY,

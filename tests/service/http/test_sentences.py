@@ -125,7 +125,7 @@ def test_a_service_whose_last_model_was_removed_says_so_and_gets_it_back(tmp_pat
     keys = tmp_path / "keys.toml"
     keys.write_text(entry)
     headers = {"X-API-Key": secret}
-    entries = [ModelEntry(name="tiny", source="factory:tests.service.factories:tiny", **TINY)]
+    entries = [ModelEntry(name="tiny", source="factory:tests.zoo.factories:tiny", **TINY)]
     with TestClient(create_app(Settings(keys=keys), entries), headers=headers) as client:
         wait_until_ready(client)
         assert client.delete("/v1/models/tiny").status_code == 204
@@ -137,7 +137,7 @@ def test_a_service_whose_last_model_was_removed_says_so_and_gets_it_back(tmp_pat
         other = {"name": "other", "source": EMBEDDED.source}
         refused = client.post("/v1/models", json=other)
         assert refused.status_code == 403
-        assert "allowed are factory:tests.service.factories:tiny" in refused.json()["detail"]
+        assert "allowed are factory:tests.zoo.factories:tiny" in refused.json()["detail"]
         for wrong, said in (
             ({"name": "x/../y", "source": "timm:a"}, "name is 'x/../y': it should begin with a"),
             (

@@ -20,7 +20,7 @@ from tests.service.conftest import encoded, noise, running_app
 Value = TypeVar("Value")
 TWO = ModelEntry(
     name="tiny",
-    source="factory:tests.service.factories:tiny",
+    source="factory:tests.zoo.factories:tiny",
     weights="none",
     input_size=32,
     device=["cpu", "cpu"],

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from torch import nn
 
 from cam import ClassTarget, Question, explain_batch
 from service.core.errors import ConfigError
@@ -15,12 +14,13 @@ from service.loading import memory
 from service.loading.memory import Activations, activations, fitted, free_bytes
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
+from tests.zoo.parts import Net
 
 CPU = torch.device("cpu")
 
 
 def entry(**given: object) -> ModelEntry:
-    plain = {"name": "m", "source": "factory:tests.service.factories:tiny", "weights": "none"}
+    plain = {"name": "m", "source": "factory:tests.zoo.factories:tiny", "weights": "none"}
     return ModelEntry.model_validate({**plain, "input_size": 8, **given})
 
 
@@ -41,23 +41,21 @@ def test_what_an_image_takes_grows_with_its_pixels_and_nothing_is_computed() -> 
     assert half.examination == pytest.approx(small.examination / 2, rel=0.02)
 
 
-class Stubborn(nn.Module):
+def stubborn(x: torch.Tensor) -> torch.Tensor:
     """Stops where it looks at values."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        doubled = x + x
-        return doubled if doubled.sum() > 0 else x
+    doubled = x + x
+    return doubled if doubled.sum() > 0 else x
 
 
-class Unique(Stubborn):
+class Unique(Net):
     def __deepcopy__(self, memo: object) -> Unique:
         raise TypeError("there is only one")
 
 
 def test_of_a_model_that_stops_what_it_took_until_then_counts() -> None:
-    stopped = activations(Stubborn(), (1, 3, 100, 100), torch.float32)
+    stopped = activations(Net(stubborn), (1, 3, 100, 100), torch.float32)
     assert stopped.examination >= 3 * 100 * 100 * 4
-    assert activations(Unique(), (1, 3, 100, 100), torch.float32) == Activations(0, 0)
+    assert activations(Unique(stubborn), (1, 3, 100, 100), torch.float32) == Activations(0, 0)
 
 
 def test_a_model_without_memory_for_one_image_is_refused_with_the_numbers(

@@ -26,7 +26,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder: Path = tmp_path_factory.mktemp("digits")
     (folder / "labels.txt").write_text("1\n2\n0\n")
     (folder / "models.toml").write_text(
-        '[[models]]\nname = "digits"\nsource = "factory:tests.service.factories:tiny"\n'
+        '[[models]]\nname = "digits"\nsource = "factory:tests.zoo.factories:tiny"\n'
         'weights = "none"\ninput_size = 8\nlabels = "labels.txt"\n'
     )
     with running_app(Settings(), read_catalog(folder / "models.toml")) as client:

@@ -20,7 +20,7 @@ from service.models.catalog import ModelEntry, read_catalog
 from service.settings import Settings
 from tests.service.conftest import encoded, running_app, values
 
-FACTORIES = "factory:tests.service.factories:"
+FACTORIES = "factory:tests.zoo.factories:"
 # A white photo has three channels of 1.
 PLAIN: dict[str, Any] = {
     "weights": "none",

@@ -24,11 +24,11 @@ from service.loading.served_model import ServedModel, load
 from service.loading.sources import build
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
-from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, running_app, values
-from tests.service.factories import evil_checkpoint
+from tests.zoo.convolutional import small
+from tests.zoo.factories import evil_checkpoint
 
-TINY = "factory:tests.service.factories:tiny"
+TINY = "factory:tests.zoo.factories:tiny"
 
 
 def entry(source: str = TINY, **given: Any) -> ModelEntry:
@@ -61,7 +61,7 @@ def test_the_embedded_model(embedded: ServedModel) -> None:
 
 
 def test_a_quantised_model_is_served_and_its_weights_are_told_apart() -> None:
-    factories = "factory:tests.service.factories:"
+    factories = "factory:tests.zoo.factories:"
     one, same, other, plain = (
         load(entry(factories + name)).fingerprint
         for name in ("quantised", "quantised", "quantised_otherwise", "tiny")
@@ -362,21 +362,21 @@ def test_the_preprocessing_as_it_is_stated() -> None:
 
 
 def test_a_factory_may_state_the_preprocessing() -> None:
-    source = "factory:tests.service.factories:stating"
+    source = "factory:tests.zoo.factories:stating"
     seen = load(entry(source, input_size=None)).preprocessing
     assert (seen.height, seen.width, seen.shorter_side) == (24, 24, 30)
     assert (seen.mean, seen.reversed, seen.byte_range) == ((104, 117, 123), True, True)
     assert load(entry(source, input_size=None, resize=28)).preprocessing.shorter_side == 28
     with pytest.raises(ConfigError, match="states sizes beside its module; what it may state is"):
-        load(entry("factory:tests.service.factories:stating_nonsense"))
+        load(entry("factory:tests.zoo.factories:stating_nonsense"))
     with pytest.raises(ConfigError, match="stating_too_small states input_size: "):
-        load(entry("factory:tests.service.factories:stating_too_small"))
+        load(entry("factory:tests.zoo.factories:stating_too_small"))
 
 
 def test_what_a_factory_raises_is_a_sentence() -> None:
     words = "key 'source': .*:raising raised ZeroDivisionError: division by zero"
     with pytest.raises(ConfigError, match=words):
-        load(entry("factory:tests.service.factories:raising"))
+        load(entry("factory:tests.zoo.factories:raising"))
 
 
 def test_a_model_of_no_numbers_is_refused(tmp_path: Path) -> None:
@@ -466,9 +466,9 @@ def test_half_precision() -> None:
         ({"source": "timm:resnet5"}, "timm has no model 'resnet5'"),
         ({"source": "embedded:vgg"}, "no embedded model 'vgg'; there are e.g. efficientnet-lite0"),
         ({"source": "factory:nowhere.at_all:f"}, "cannot import 'nowhere.at_all'"),
-        ({"source": "factory:tests.service.factories:missing"}, "has no 'missing'"),
-        ({"source": "factory:tests.service.factories:no_module"}, "returned a str, not a torch.nn"),
-        ({"source": "factory:tests.service.factories:no_logits"}, r"not logits of shape \(batch"),
+        ({"source": "factory:tests.zoo.factories:missing"}, "has no 'missing'"),
+        ({"source": "factory:tests.zoo.factories:no_module"}, "returned a str, not a torch.nn"),
+        ({"source": "factory:tests.zoo.factories:no_logits"}, r"not logits of shape \(batch"),
         ({"layer": "conv3"}, "'layer': the model has no layer 'conv3'; .*relu2"),
         ({"method_layers": {"layercam": "conv9"}}, "'method_layers': the model has no layer 'con"),
         (
@@ -526,7 +526,7 @@ def test_a_factory_may_return_a_program(name: str) -> None:
     entries = [
         ModelEntry(
             name=each,
-            source=f"factory:tests.service.factories:{each}",
+            source=f"factory:tests.zoo.factories:{each}",
             input_size=8,
             mean=(0, 0, 0),
             std=(1, 1, 1),

@@ -24,7 +24,7 @@ NOBODY = 65534
 
 
 def entry(**given: object) -> ModelEntry:
-    plain = {"source": "factory:tests.service.factories:tiny", "input_size": 8, "weights": "none"}
+    plain = {"source": "factory:tests.zoo.factories:tiny", "input_size": 8, "weights": "none"}
     return ModelEntry.model_validate({"name": "m", **plain, **given})
 
 

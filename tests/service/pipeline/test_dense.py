@@ -23,7 +23,7 @@ from tests.service.pipeline import test_methods_compared as compared
 CATALOG = """
 [[models]]
 name = "segmenter"
-source = "factory:tests.service.factories:segmenter"
+source = "factory:tests.zoo.factories:segmenter"
 weights = "none"
 input_size = 64
 labels = "labels.txt"
@@ -31,14 +31,14 @@ layer = "backbone.6"
 
 [[models]]
 name = "detector"
-source = "factory:tests.service.factories:detector"
+source = "factory:tests.zoo.factories:detector"
 weights = "none"
 input_size = 96
 layer = "backbone.body.13"
 
 [[models]]
 name = "vit"
-source = "factory:tests.service.factories:vit"
+source = "factory:tests.zoo.factories:vit"
 weights = "none"
 input_size = 64
 """

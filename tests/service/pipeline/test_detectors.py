@@ -23,7 +23,7 @@ from tests.service.http.test_bad_input import check
 CATALOG = """
 [[models]]
 name = "pyramid"
-source = "factory:tests.service.factories:pyramid_detector"
+source = "factory:tests.zoo.factories:pyramid_detector"
 weights = "none"
 input_size = 128
 mean = [0.0, 0.0, 0.0]
@@ -31,7 +31,7 @@ std = [1.0, 1.0, 1.0]
 
 [[models]]
 name = "yolo"
-source = "factory:tests.service.factories:yolo"
+source = "factory:tests.zoo.factories:yolo"
 weights = "none"
 input_size = 64
 detections = "yolov8"

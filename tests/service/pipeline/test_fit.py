@@ -27,7 +27,7 @@ PHOTO = encoded(noise(60, 24))
 def entry(name: str = "m", **keys: Any) -> ModelEntry:
     return ModelEntry(
         name=name,
-        source="factory:tests.service.factories:tiny",
+        source="factory:tests.zoo.factories:tiny",
         **{"input_size": 16, "mean": (0, 0, 0), "std": (1, 1, 1), "mode": "exact", **keys},
     )
 
@@ -139,7 +139,7 @@ def test_an_audit_says_the_fit_by_its_name(
         noise(40, 20, number).save(folder / f"{number}.png")
     models = tmp_path / "models.toml"
     models.write_text(
-        '[[models]]\nname = "m"\nsource = "factory:tests.service.factories:tiny"\n'
+        '[[models]]\nname = "m"\nsource = "factory:tests.zoo.factories:tiny"\n'
         'input_size = 16\nmean = [0, 0, 0]\nstd = [1, 1, 1]\nfit = "pad"\n'
     )
     asked = ("--method", "gradcam", "--evaluate", "deletion", "--models", str(models))

@@ -14,7 +14,7 @@ from tests.service.conftest import running_app
 CATALOG = """
 [[models]]
 name = "turned"
-source = "factory:tests.service.factories:turned"
+source = "factory:tests.zoo.factories:turned"
 weights = "none"
 input_size = 40
 layer = "block"
@@ -26,7 +26,7 @@ source = "embedded:efficientnet-lite0"
 
 [[models]]
 name = "plain"
-source = "factory:tests.service.factories:turned"
+source = "factory:tests.zoo.factories:turned"
 weights = "none"
 input_size = 40
 """

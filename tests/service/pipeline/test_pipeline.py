@@ -38,7 +38,7 @@ from tests.service.conftest import encoded, noise
 pytestmark = pytest.mark.anyio
 TINY = ModelEntry(
     name="tiny",
-    source="factory:tests.service.factories:tiny",
+    source="factory:tests.zoo.factories:tiny",
     weights="none",
     input_size=8,
     layout="contiguous",

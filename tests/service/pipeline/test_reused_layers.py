@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
-from torch import Tensor, nn
+from torch import nn
 
 from service.models.catalog import ModelEntry
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app, values
+from tests.zoo.convolutional import twice
 
-HERE = "factory:tests.service.pipeline.test_reused_layers:twice"
+HERE = "factory:tests.service.pipeline.test_reused_layers:brightened"
 GIVEN: dict[str, Any] = {
     "source": HERE,
     "weights": "none",
@@ -27,23 +27,9 @@ BUDGETS = {"occlusion": {"budget": 9}, "rise": {"budget": 9}}
 ADDRESS = "/v1/models/twice"
 
 
-class Twice(nn.Module):
+def brightened() -> nn.Module:
     """Test-time augmentation: the image, and the image 1.5 times as bright."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, padding=1)
-        self.relu = nn.ReLU()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        both = [self.head(self.relu(self.conv(each)).mean((2, 3))) for each in (x, 1.5 * x)]
-        return torch.stack(both).mean(0)
-
-
-def twice() -> nn.Module:
-    torch.manual_seed(0)
-    return Twice().eval()
+    return twice(lambda x: 1.5 * x)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def catalog(folder: Path, factory: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("doors", ["0", "1"])
 def test_the_greeting_and_warnings_of_models_are_lines_of_json(tmp_path: Path, doors: str) -> None:
-    named = catalog(tmp_path, "tests.service.factories:warning")
+    named = catalog(tmp_path, "tests.zoo.factories:warning")
     with serving("--models", named, GRADCAM_DOORS=doors, GRADCAM_LOG_FORMAT="json") as (process, _):
         assert process.stdout
         assert process.stderr
@@ -43,7 +43,7 @@ def test_the_greeting_and_warnings_of_models_are_lines_of_json(tmp_path: Path, d
 @pytest.mark.slow
 @pytest.mark.parametrize("doors", ["0", "1"])
 def test_a_model_that_cannot_be_loaded_is_told_in_json(tmp_path: Path, doors: str) -> None:
-    named = catalog(tmp_path, "tests.service.factories:raising")
+    named = catalog(tmp_path, "tests.zoo.factories:raising")
     with starting("--models", named, GRADCAM_DOORS=doors, GRADCAM_LOG_FORMAT="json") as (
         process,
         _,

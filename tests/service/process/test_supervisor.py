@@ -23,7 +23,7 @@ from tests.service.conftest import encoded, noise
 from tests.service.live import serving, starting, until_ready
 from tests.waiting import hang, until
 
-TINY = 'weights = "none"\ninput_size = 8\nname = "m"\nsource = "factory:tests.service.factories:{}"'
+TINY = 'weights = "none"\ninput_size = 8\nname = "m"\nsource = "factory:tests.zoo.factories:{}"'
 PNG = {"Content-Type": "image/png"}
 
 

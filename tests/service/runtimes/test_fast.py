@@ -34,10 +34,10 @@ from service.runtimes.compiled import COMPILED
 from service.runtimes.paths import Offer
 from service.runtimes.warming import warm_paths
 from service.settings import Settings
-from tests.cam.nets import small
 from tests.service.conftest import encoded, noise, wait_until_ready
+from tests.zoo.convolutional import small
 
-TINY = "factory:tests.service.factories:tiny"
+TINY = "factory:tests.zoo.factories:tiny"
 
 JUDGED = {
     name for name, method in METHODS.items() if method.formula == "weights" and not method.levels
@@ -198,7 +198,7 @@ class OtherClass(Uncompiled):
 
 
 def served(factory: str = "tiny", size: int = 32) -> ServedModel:
-    source = f"factory:tests.service.factories:{factory}"
+    source = f"factory:tests.zoo.factories:{factory}"
     entry = ModelEntry(name="m", source=source, weights="none", input_size=size, mode="exact")
     return load(entry)
 

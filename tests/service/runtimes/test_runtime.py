@@ -85,7 +85,7 @@ def test_a_model_that_openvino_cannot_run_is_served_as_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It branches on the numbers of its input."""
-    source = "factory:tests.service.factories:branching"
+    source = "factory:tests.zoo.factories:branching"
     entry = ModelEntry(name="branching", **{**COMMON, "source": source})
     with running_app(Settings(runtime="auto"), [entry]) as client:
         assert client.get("/v1/models/branching").json()["mode"] == "exact"

@@ -34,13 +34,13 @@ from service.loading.served_model import check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
 from service.sources.embedded.build import SHAPES
-from tests.answering import family
 from tests.packages import install_example
 from tests.scenes import Scene, Thing, make_scene
 from tests.service.conftest import encoded, running_app, values
 from tests.service.live import ROOT, serving
 from tests.service.test_readme import alike
 from tests.waiting import at_rest, until
+from tests.zoo.language import family
 
 SCENE = Scene(
     (Thing("red", "circle", 0.25, 0.4, 0.16), Thing("blue", "square", 0.75, 0.6, 0.17)),

@@ -24,8 +24,8 @@ from service.features.export.write import export
 from service.loading.served_model import ServedModel, check, load
 from service.models.catalog import EMBEDDED, ModelEntry, read_catalog
 from service.settings import Settings
-from tests.cam.nets import as_after_training
 from tests.service.conftest import KEPT, running_app, wait_until_ready
+from tests.zoo.parts import Net, as_after_training, means
 
 onnx = pytest.importorskip("onnx")
 openvino = pytest.importorskip("openvino")
@@ -488,19 +488,15 @@ def written_by_torch(net: nn.Module, file: Path, *, optimize: bool, size: int = 
     return file
 
 
-class Normed(nn.Module):
+def normed() -> nn.Module:
     """Convolutions and batch norms, and a mean before the head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.Hardswish())
-        self.head = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        said: Tensor = self.head(self.body(self.stem(x)).mean((2, 3)))
-        return said
+    torch.manual_seed(0)
+    return Net(
+        lambda x, stem, body, head: head(means(body(stem(x)))),
+        stem=nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU()),
+        body=nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.Hardswish()),
+        head=nn.Linear(16, 5),
+    )
 
 
 @pytest.mark.slow
@@ -508,7 +504,7 @@ class Normed(nn.Module):
 def test_names_of_layers_are_those_of_the_file_and_stay(tmp_path: Path, optimize: bool) -> None:
     """Norms that are not folded into convolutions were refused: OpenVINO makes their operations,
     and numbers them anew at each load."""
-    net = as_after_training(Normed())
+    net = as_after_training(normed())
     file = written_by_torch(net, tmp_path / "model.onnx", optimize=optimize)
     image = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
     first, second = loaded(file), loaded(file)

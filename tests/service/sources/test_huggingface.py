@@ -23,7 +23,7 @@ from service.loading.transforms import Normalisation
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.preprocessing import Preprocessing
 from tests.quick import quick
-from tests.service.factories import evil_checkpoint
+from tests.zoo.factories import evil_checkpoint
 
 PHOTOS = [
     Image.fromarray(skimage.data.chelsea()),

@@ -18,9 +18,9 @@ from service.core.errors import ConfigError
 from service.loading.served_model import check, load
 from service.models.catalog import ModelEntry, read_catalog
 from service.settings import Settings
-from tests.image_text import image_processor, image_text_model, tokenizer
 from tests.service.conftest import running_app, values
 from tests.service.live import ROOT, serving
+from tests.zoo.image_text import image_processor, image_text_model, tokenizer
 
 PAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("# Answers")[0]
 PHOTO = Image.fromarray(skimage.data.coffee())

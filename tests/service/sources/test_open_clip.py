@@ -13,9 +13,9 @@ from service.core.errors import ConfigError
 from service.loading.served_model import check, load
 from service.models.catalog import ModelEntry, read_catalog
 from service.settings import Settings
-from tests.image_text import open_clip_config, open_clip_model, tokenizer
 from tests.service.conftest import running_app
 from tests.service.sources.test_image_text import PHOTO, PROMPTS, asked
+from tests.zoo.image_text import open_clip_config, open_clip_model, tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -137,7 +137,7 @@ def test_a_body_that_is_no_model(admin: TestClient, case: str) -> None:
 @pytest.mark.parametrize(
     ("allowed", "source"),
     [
-        ((), "factory:tests.service.factories:tiny"),
+        ((), "factory:tests.zoo.factories:tiny"),
         ((), "embedded:efficientnet-lite0"),
         (("torchvision:resnet*", "timm:vit_*"), "torchvision:vgg16"),
         (("torchvision:resnet*", "timm:vit_*"), "timm:resnet18"),
@@ -145,7 +145,7 @@ def test_a_body_that_is_no_model(admin: TestClient, case: str) -> None:
         (("torchvision:resnet*", "timm:vit_*"), "factory:torchvision:resnet18"),
         (("factory:tests.*",), "factory:os:system"),
         (("factory:tests.*",), "factory:tests:x"),
-        (("factory:tests.?",), "factory:tests.service.factories:tiny"),
+        (("factory:tests.?",), "factory:tests.zoo.factories:tiny"),
     ],
 )
 def test_a_source_that_is_not_allowed(

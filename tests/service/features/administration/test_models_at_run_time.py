@@ -19,7 +19,7 @@ from tests.waiting import until
 
 PNG = {"Content-Type": "image/png"}
 TINY = {"weights": "none", "input_size": 8}
-SOURCE = "factory:tests.service.factories:"
+SOURCE = "factory:tests.zoo.factories:"
 MULTI = {"SAGEMAKER_MULTI_MODEL": "true"}
 EMPTY = {"GRADCAM_STARTS_EMPTY": "1"}
 

@@ -23,15 +23,15 @@ from service.features.keys.keys import new_key
 from service.loading.served_model import load
 from service.models.catalog import ModelEntry
 from service.settings import Settings
-from tests.cam.nets import Small
 from tests.service.conftest import encoded, noise, wait_until_ready
 from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE, TINY
 from tests.waiting import stays, until
+from tests.zoo.convolutional import Small, around
 
 pytestmark = pytest.mark.contract
 HERE = "factory:tests.service.features.administration.test_routes"
-NEW: dict[str, Any] = {"name": "new", "source": "factory:tests.service.factories:tiny", **TINY}
+NEW: dict[str, Any] = {"name": "new", "source": "factory:tests.zoo.factories:tiny", **TINY}
 MODEL = "/v1/models/new"
 PNG = {"Content-Type": "image/png"}
 PHOTO = encoded(noise(8, 8))
@@ -39,17 +39,14 @@ SECONDS = 30.0
 building, may_build, running, may_run = (threading.Event() for _ in range(4))
 
 
-class Paused(Small):
+def paused() -> nn.Module:
     """A forward pass goes on when it may."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def pause(x: Tensor) -> None:
         running.set()
         may_run.wait(SECONDS)
-        return super().forward(x)
 
-
-def paused() -> nn.Module:
-    return Paused().eval()
+    return around(pause)
 
 
 def held() -> nn.Module:
@@ -155,7 +152,7 @@ def test_a_model_joins_while_the_others_go_on(tmp_path: Path) -> None:
 def test_a_detector_that_joins_says_how_its_boxes_are_read(tmp_path: Path) -> None:
     keys = {"input_size": 64, "detections": "yolov8", "min_score": 0.01}
     with served(tmp_path) as client:
-        add(client, source="factory:tests.service.factories:yolo", **keys)
+        add(client, source="factory:tests.zoo.factories:yolo", **keys)
         answered(client, 200)
         assert explain(client).json()["predictions"][0]["detections"]
         refused = client.post("/v1/models", json={**NEW, "name": "other", "detections": "yolo"})
@@ -257,10 +254,10 @@ def test_a_model_of_the_catalog_that_still_loads_may_leave(tmp_path: Path, leave
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("factory:tests.service.factories:no_module", "returned a str, not a torch.nn.Module"),
-        ("factory:tests.service.factories:missing", "has no 'missing'"),
+        ("factory:tests.zoo.factories:no_module", "returned a str, not a torch.nn.Module"),
+        ("factory:tests.zoo.factories:missing", "has no 'missing'"),
         ("factory:tests.nowhere:tiny", "cannot import 'tests.nowhere'"),
-        ("factory:tests.service.factories:no_logits", "cannot be explained"),
+        ("factory:tests.zoo.factories:no_logits", "cannot be explained"),
         (f"{HERE}:broken", "the disk is on fire"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Photos for the models of `factories`, and a catalog that names these."""
+"""Photos for the models of `tests.zoo.audited`, and a catalog that names these."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
+
+from tests.zoo.audited import square
 
 COLOURS = (
     *((230, 20, 20), (20, 230, 20), (20, 20, 230)),
@@ -19,7 +20,7 @@ CATALOG = "".join(
     f"""
 [[models]]
 name = "{name}"
-source = "factory:tests.service.features.audit.factories:{name}"
+source = "factory:tests.zoo.audited:{name}"
 input_size = 32
 resize = 32
 layer = "{"last" if name == "squares" else "features"}"
@@ -49,21 +50,6 @@ def photo(number: int) -> bytes:
     written = io.BytesIO()
     Image.fromarray(tiles.clip(0, 255).astype(np.uint8)).save(written, "PNG")
     return written.getvalue()
-
-
-def square(number: int) -> NDArray[np.uint8]:
-    """Return a noisy grey picture with a red square if the number is even, else a green one, and
-    with a larger white square, which says nothing of the class."""
-    rng = np.random.default_rng(number)
-    picture = rng.integers(60, 140, (32, 32, 3))
-    across = rng.permutation(2) * 16  # the two squares are in different halves
-    for size, left, colour in (
-        (12, across[0], (255, 255, 255)),
-        (8, across[1], (20, 220, 20) if number % 2 else (220, 20, 20)),
-    ):
-        top, left = rng.integers(0, 32 - size), left + rng.integers(0, 16 - size + 1)
-        picture[top : top + size, left : left + size] = colour
-    return picture.astype(np.uint8)
 
 
 def square_photo(number: int) -> bytes:

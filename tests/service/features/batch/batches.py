@@ -30,14 +30,11 @@ max_batch = {max_batch}
 
 
 def catalog(folder: Path, name: str = "tiny", max_batch: int = 16) -> str:
-    """A file that names one small model: "tiny", "steady" or "stuck"."""
-    module = (
-        "tests.service.factories" if name == "tiny" else "tests.service.features.batch.factories"
-    )
+    """A file that names one small model: "tiny", "steady" or "stuck_once"."""
     file = folder / f"{name}.toml"
     # Those that are made to be slow or stuck are counted: there is one of them.
     more = 'kind = "classes"\n' + ("" if name == "tiny" else 'device = "cpu"')
-    source = f"{module}:{name}"
+    source = f"tests.zoo.factories:{name}"
     file.write_text(MODEL.format(name=name, source=source, max_batch=max_batch, more=more))
     return str(file)
 

@@ -22,11 +22,11 @@ from PIL import Image
 from cam import spearman
 from service.features.batch import run as module
 from service.loading.served_model import load
-from tests.cam.nets import small
 from tests.service.conftest import noise
 from tests.service.features.batch.batches import Shell, catalog, rows, small_photos
-from tests.service.features.batch.factories import Stuck
 from tests.service.features.batch.laid import as_nobody, lay, readable_by_nobody
+from tests.zoo.convolutional import small
+from tests.zoo.hostile import STUCK
 
 
 @pytest.fixture
@@ -475,12 +475,12 @@ def test_a_worker_that_hangs_is_replaced_and_no_image_fails_for_it(
     gradcam: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRADCAM_HANG_SECONDS", "2")
-    monkeypatch.setattr(Stuck, "gone", False)
+    STUCK.clear()
     folder = small_photos(tmp_path / "photos", 40)
     Image.new("RGB", (32, 32), "white").save(folder / "005.png")
-    models = catalog(tmp_path, "stuck", max_batch=4)
+    models = catalog(tmp_path, "stuck_once", max_batch=4)
     code, said = gradcam(folder, "--output", tmp_path / "out", "--models", models)
-    assert Stuck.gone
+    assert STUCK.is_set()
     assert "40 of 40 images explained, 0 failed" in said
     assert code == 0
 
@@ -491,10 +491,10 @@ def test_a_model_that_stays_dead_stops_it_and_no_image_fails_for_it(
 ) -> None:
     monkeypatch.setenv("GRADCAM_HANG_SECONDS", "0.5")
     monkeypatch.setattr("service.local.session.REVIVAL_SECONDS", 0.2)
-    monkeypatch.setattr(Stuck, "gone", False)
+    STUCK.clear()
     folder = small_photos(tmp_path / "photos", 10)
     Image.new("RGB", (32, 32), "white").save(folder / "005.png")
-    models = catalog(tmp_path, "stuck", max_batch=4)
+    models = catalog(tmp_path, "stuck_once", max_batch=4)
     line = (folder, "--output", tmp_path / "out", "--models", models)
     with monkeypatch.context() as patched:
         loads = [load]  # the second time there is none

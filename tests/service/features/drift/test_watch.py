@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 def model() -> ServedModel:
     entry = ModelEntry(
         name="m",
-        source="factory:tests.service.factories:tiny",
+        source="factory:tests.zoo.factories:tiny",
         weights="none",
         input_size=8,
         device="cpu",

@@ -27,6 +27,7 @@ from service.loading.sources import Built, build
 from service.models.catalog import ModelEntry, read_catalog
 from service.models.preprocessing import Preprocessing
 from tests.service.live import ROOT
+from tests.zoo.parts import Net, means
 
 CLASSES = ("blue", "green", "red")
 
@@ -66,14 +67,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Bright(nn.Module):
+def bright(x: torch.Tensor) -> torch.Tensor:
     """Logits for blue, green and red: how bright the channels are of an input of 48 × 48 pixels,
     whose values are 0 to 255 in the order blue, green, red. Of other sizes it knows nothing."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1] < 40:
-            raise RuntimeError("the input is too small")
-        return x.mean((2, 3)) / 20 * (x.shape[-1] == 48)
+    if x.shape[-1] < 40:
+        raise RuntimeError("the input is too small")
+    return means(x) / 20 * (x.shape[-1] == 48)
 
 
 @pytest.mark.contract
@@ -130,33 +129,29 @@ def built(module: nn.Module) -> Built:
 @pytest.mark.contract
 def test_photos_tell_the_size_the_values_and_the_order_of_channels(photos: Path) -> None:
     """Three things that are right only together, by hand."""
-    outcome = Trials(built(Bright()), read_photos(str(photos), 10**6), 30).outcome()
+    outcome = Trials(built(Net(bright)), read_photos(str(photos), 10**6), 30).outcome()
     assert outcome.setting == Setting(48, "0 to 255", "bgr")
     assert (outcome.score.right, outcome.own, outcome.knows) == (1.0, Setting(224, ""), True)
     assert outcome.own_score.right == pytest.approx(1 / 3)
     assert outcome.is_complete
 
 
-class Surer(Bright):
-    """As `Bright`, and a little surer of an input of 64 × 64 pixels."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) if x.shape[-1] != 64 else x.mean((2, 3)) / 19
+def surer(x: torch.Tensor) -> torch.Tensor:
+    """As `bright`, and a little surer of an input of 64 × 64 pixels."""
+    return bright(x) if x.shape[-1] != 64 else means(x) / 19
 
 
 def test_a_size_is_that_of_the_photos_if_another_is_not_clearly_better(photos: Path) -> None:
-    outcome = Trials(built(Surer()), read_photos(str(photos), 10**6), 30).outcome()
+    outcome = Trials(built(Net(surer)), read_photos(str(photos), 10**6), 30).outcome()
     assert (outcome.setting.size, outcome.score.right) == (48, 1.0)
 
 
-class Gray(nn.Module):
+def gray(x: torch.Tensor) -> torch.Tensor:
     """Logits of the mean of the channels, in any order: of what is red and what is blue it knows
     nothing, and is a little surer of it the other way round."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        red, _, blue = x.mean((2, 3)).unbind(1)
-        sure = 10 + (blue > red) * 0.5
-        return torch.stack([sure, torch.zeros_like(sure), torch.zeros_like(sure)], 1)
+    red, _, blue = means(x).unbind(1)
+    sure = 10 + (blue > red) * 0.5
+    return torch.stack([sure, torch.zeros_like(sure), torch.zeros_like(sure)], 1)
 
 
 def test_a_setting_that_makes_the_model_surer_and_not_more_often_right_is_not_taken(
@@ -164,7 +159,7 @@ def test_a_setting_that_makes_the_model_surer_and_not_more_often_right_is_not_ta
 ) -> None:
     seen = read_photos(str(photos), 10**6)
     one = Photos(seen.images, [0] * len(seen.images), seen.classes, seen.side)
-    outcome = Trials(built(Gray()), one, 30).outcome()
+    outcome = Trials(built(Net(gray)), one, 30).outcome()
     assert (outcome.setting, outcome.score.right) == (outcome.own, 1.0)
 
 

@@ -25,7 +25,7 @@ def app_at(folder: Path, **settings: Any) -> Iterator[TestClient]:
     """One image takes a tenth of a second."""
     entry = ModelEntry(
         name="slow",
-        source="factory:tests.chaos.models:slow",
+        source="factory:tests.zoo.factories:bulky",
         weights="none",
         input_size=8,
         max_batch=1,

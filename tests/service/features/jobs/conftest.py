@@ -20,7 +20,7 @@ from tests.waiting import until
 
 TINY = ModelEntry(
     name="tiny",
-    source="factory:tests.service.factories:tiny",
+    source="factory:tests.zoo.factories:tiny",
     weights="none",
     input_size=8,
     device="cpu",
@@ -28,7 +28,7 @@ TINY = ModelEntry(
 )
 SLOW = ModelEntry(
     name="slow",
-    source="factory:tests.service.features.jobs.leisurely:leisurely",
+    source="factory:tests.zoo.factories:steady",
     weights="none",
     input_size=8,
     max_batch=1,

@@ -168,7 +168,7 @@ def test_the_disk_s_share_is_used_up(tmp_path: Path) -> None:
 def tiny_catalog(tmp_path: Path) -> str:
     file = tmp_path / "models.toml"
     file.write_text(
-        '[[models]]\nname = "tiny"\nsource = "factory:tests.service.factories:tiny"\n'
+        '[[models]]\nname = "tiny"\nsource = "factory:tests.zoo.factories:tiny"\n'
         'weights = "none"\ninput_size = 8\n'
     )
     return str(file)

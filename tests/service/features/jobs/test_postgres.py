@@ -23,7 +23,7 @@ from tests.waiting import stays
 
 MODEL = """
 name = "slow"
-source = "factory:tests.chaos.models:slow"
+source = "factory:tests.zoo.factories:bulky"
 weights = "none"
 input_size = 8
 max_batch = 1

@@ -41,8 +41,8 @@ from tests.service.features.jobs.forms import (
     results,
     until_settled,
 )
-from tests.service.features.jobs.leisurely import SECONDS
 from tests.waiting import stays, until
+from tests.zoo.factories import STEADY_SECONDS
 
 DOT = encoded(noise(12, 10))
 TOO_LATE = 4 * BEAT_SECONDS
@@ -125,7 +125,7 @@ def test_the_document_of_a_job_that_is_done(jobs: TestClient, named: dict[str, A
 
 def test_the_document_of_a_job_that_runs(jobs: TestClient) -> None:
     """One image at a time, each of which takes its time: the rate is no greater from the start."""
-    most = 1.05 / SECONDS
+    most = 1.05 / STEADY_SECONDS
     job = slow_job(jobs, 6)
     first = jobs.get(f"/v1/jobs/{job}").json()
     assert not {"finished", "expires", "stalled"} & first.keys()

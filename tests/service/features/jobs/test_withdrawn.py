@@ -28,7 +28,6 @@ from service.features.jobs.submission import Submissions
 from service.features.keys.keys import new_key
 from service.settings import Settings
 from tests import waiting
-from tests.chaos.models import SICK
 from tests.chaos.stage import photo, plain, staged
 from tests.service.conftest import wait_until_ready
 from tests.service.features.jobs.apps import (
@@ -42,6 +41,7 @@ from tests.service.features.jobs.apps import (
 )
 from tests.service.features.jobs.conftest import TINY
 from tests.service.features.jobs.test_postgres import http
+from tests.zoo.hostile import SICK
 
 COUNT = 40
 PHOTOS = [photo(seed) for seed in range(COUNT)]

@@ -179,7 +179,7 @@ def test_bytes_of_any_kind_are_no_key(guarded: TestClient, kind: bytes, value: b
 
 
 def test_scopes_say_what_a_key_is_for(guarded: TestClient, keys: dict[str, str]) -> None:
-    new = {"name": "new", "source": "factory:tests.service.factories:tiny"}
+    new = {"name": "new", "source": "factory:tests.zoo.factories:tiny"}
     for method, path in (
         ("POST", "/v1/models"),
         ("POST", "/v1/models/"),

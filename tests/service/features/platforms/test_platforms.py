@@ -38,7 +38,7 @@ NAME = "efficientnet-lite0"
 TOML = """
 [[models]]
 name = "tiny"
-source = "factory:tests.service.factories:tiny"
+source = "factory:tests.zoo.factories:tiny"
 weights = "none"
 input_size = 8
 """
@@ -328,7 +328,7 @@ def test_a_prediction_without_a_class(said: Any) -> None:
 
 def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
     (entry,) = read_catalog(folder, name="mine")
-    assert (entry.name, entry.source) == ("mine", "factory:tests.service.factories:tiny")
+    assert (entry.name, entry.source) == ("mine", "factory:tests.zoo.factories:tiny")
     assert entry.path("x") == folder / "tiny-1" / "x"
     face = tmp_path / "face"
     face.mkdir()

@@ -12,7 +12,6 @@ import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.image_text import image_processor, image_text_model, tokenizer
 from tests.service.features.studio.browsing import (
     browses,
     drawn,
@@ -25,6 +24,7 @@ from tests.service.features.studio.browsing import (
     take,
     violations,
 )
+from tests.zoo.image_text import image_processor, image_text_model, tokenizer
 
 pytestmark = [browses, pytest.mark.slow]
 

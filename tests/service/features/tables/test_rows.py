@@ -31,7 +31,7 @@ from service.pipeline.rendering import draw
 CATALOG = """
 [[models]]
 name = "tiny"
-source = "factory:tests.service.factories:tiny"
+source = "factory:tests.zoo.factories:tiny"
 kind = "classes"
 weights = "none"
 input_size = 8

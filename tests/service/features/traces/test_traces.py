@@ -23,9 +23,9 @@ from service.core.errors import ConfigError
 from service.features.traces.export import tracing
 from service.models.catalog import ModelEntry
 from service.settings import Settings
-from tests.cam.nets import Slow
 from tests.service.conftest import encoded, noise, running_app
 from tests.service.http.test_overload import FRAGILE, TINY
+from tests.zoo.hostile import Slow
 
 UNHURRIED = ModelEntry(
     name="unhurried",
@@ -52,8 +52,7 @@ class Paced(Slow):
 
     def forward(self, x: Tensor) -> Tensor:
         BEGUN.set()
-        begun = time.time_ns()
-        output = super().forward(x)
+        begun, output = time.time_ns(), super().forward(x)
         RAN.append((begun, time.time_ns()))
         return output
 

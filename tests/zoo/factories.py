@@ -1,32 +1,46 @@
-"""Functions that `factory:` sources name."""
+"""Functions that `factory:` sources name; some stand in other files of the zoo."""
 
 from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
-from tests.cam.detectors.nets import retinanet, yolo_like
-from tests.cam.nets import (
-    Foreground,
-    Headed,
-    Paired,
-    Slow,
+from tests.waiting import hang
+from tests.zoo.by_hand import Headed, Paired, foreground, regressor  # noqa: F401
+from tests.zoo.convolutional import (  # noqa: F401
     Small,
-    Tokens,
-    detector,
+    coder,
+    headless,
     segmenter,
     small,
 )
-from tests.waiting import hang
+from tests.zoo.detectors import detector, retinanet, yolo_like  # noqa: F401
+from tests.zoo.hostile import (  # noqa: F401
+    Slow,
+    branching,
+    fragile,
+    hanging,
+    hungry,
+    leaky,
+    lethal,
+    stuck,
+    stuck_once,
+    unsound,
+    watched,
+    wide,
+)
+from tests.zoo.parts import Net
+from tests.zoo.transformers import Tokens, vit  # noqa: F401
 
-__all__ = ["detector", "segmenter"]
+STEADY_SECONDS = 0.2
+"""Of a forward pass."""
 
 
 def tiny() -> Small:
@@ -69,35 +83,25 @@ def evil_checkpoint(path: Path) -> None:
     torch.save({"weight": torch.ones(1), "evil": Evil()}, path)
 
 
+def late() -> nn.Module:
+    """Takes a while to load."""
+    time.sleep(0.7)
+    return tiny()
+
+
 def bulky() -> nn.Module:
     """On a busy machine, an image's own share of the computation is still small beside 100 ms."""
     return Slow(0.1).eval()
 
 
+def steady() -> nn.Module:
+    """The same weights in each process, or a batch would not go on."""
+    torch.manual_seed(4)
+    return Slow(STEADY_SECONDS).eval()
+
+
 def slow() -> nn.Module:
     return Slow(0.5).eval()
-
-
-class Fragile(Small):
-    """Fails at white pictures."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.amin(dim=(1, 2, 3)).max() > 0.99:
-            raise RuntimeError("too bright")
-        return super().forward(x)
-
-
-def fragile() -> nn.Module:
-    return Fragile().eval()
-
-
-def vit() -> nn.Module:
-    torch.manual_seed(0)
-    model: nn.Module = torchvision.models.VisionTransformer(
-        image_size=64, patch_size=16, num_layers=3, num_heads=2, hidden_dim=32, mlp_dim=64
-    )
-    nn.init.normal_(model.get_parameter("heads.head.weight"), std=0.1)
-    return model
 
 
 def binary() -> nn.Module:
@@ -120,47 +124,25 @@ def paired() -> nn.Module:
     return Paired(1, -2, 3, 4)
 
 
-class Above(nn.Module):
-    """40 + 10 z."""
-
-    def forward(self, z: Tensor) -> Tensor:
-        return 40 + 10 * z
-
-
 def age() -> nn.Module:
     """The model returns 130 for a white picture, which is not a probability."""
-    return Headed(1.5, ending=Above())
+    return regressor(1.5)
 
 
 def pose() -> nn.Module:
     """The model returns 130, -80 and 70 for a white picture."""
-    return Headed(1.5, -2, 0.5, ending=Above())
+    return regressor(1.5, -2, 0.5)
 
 
 def hierarchical() -> nn.Module:
     """Of a white picture two pairs of probabilities, 0.8 and 0.2; 0.7 and 0.3: the second one of
     the children of the first."""
 
-    class Hierarchy(nn.Module):
-        def forward(self, z: Tensor) -> Tensor:
-            parents, children = z[:, :2].exp(), z[:, 2:].exp()
-            parents = parents / parents.sum(1, keepdim=True)
-            children = children / children.sum(1, keepdim=True)
-            return torch.cat([parents[:, 1:], parents[:, :1] * children], 1)
+    def halves(z: Tensor) -> Tensor:
+        parents, children = z[:, :2].softmax(1), z[:, 2:].softmax(1)
+        return torch.cat([parents[:, 1:], parents[:, :1] * children], 1)
 
-    return Headed(*(math.log(p) / 6 for p in (0.8, 0.2, 0.7, 0.3)), ending=Hierarchy())
-
-
-def headless() -> nn.Module:
-    """A backbone: its features are pooled, and there is no head."""
-    torch.manual_seed(0)
-    model: nn.Module = torchvision.models.resnet18(weights=None)
-    model.fc = nn.Identity()
-    return model
-
-
-def foreground() -> nn.Module:
-    return Foreground()
+    return Headed(*(math.log(p) / 6 for p in (0.8, 0.2, 0.7, 0.3)), ending=Net(halves))
 
 
 def sluggish() -> nn.Module:
@@ -172,18 +154,6 @@ def sluggish() -> nn.Module:
 def deadly() -> nn.Module:
     """Takes the process with it."""
     os._exit(9)
-
-
-def lethal() -> nn.Module:
-    """Ends the process as an exception that nobody catches does, at a white picture."""
-
-    class Lethal(Small):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.amin(dim=(1, 2, 3)).max() > 2:
-                os._exit(1)
-            return super().forward(x)
-
-    return Lethal().eval()
 
 
 def turned() -> nn.Module:
@@ -253,65 +223,43 @@ def forking() -> nn.Module:
     return Small().eval()
 
 
-class Branching(Small):
-    """Its operations depend on the numbers of the image."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x if x.mean() > 0 else -x)
-
-
-def branching() -> nn.Module:
-    return Branching()
-
-
-class _Checked(nn.Module):
-    """A small classifier that checks or changes its input first."""
-
-    def __init__(self, check: Callable[[Tensor], Tensor], channels: int = 3) -> None:
-        super().__init__()
-        self.check = check
-        self.layer = nn.Conv2d(channels, 4, 3, padding=1)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.layer(self.check(x)).relu()
-        said: Tensor = self.head(features.mean((2, 3)))
-        return said
-
-
-def _of_48(x: Tensor) -> Tensor:
-    if x.shape[-1] != 48:
-        raise AssertionError("48 pixels")
-    return x
-
-
-def _not_today(x: Tensor) -> Tensor:
-    raise ValueError("not today")
-
-
-class _InPlace(_Checked):
-    """Changes a sigmoid in place, as the Detect of YOLOv5 does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        said: Tensor = self.head(self.layer(x).mean((2, 3))).sigmoid()
-        said[:, 0] = said[:, 0] * 2
-        return said + 0
+def _checked(check: Callable[[Tensor], Tensor], channels: int = 3) -> nn.Module:
+    """A small classifier that checks its input first."""
+    return Net(
+        lambda x, layer, head: head(layer(check(x)).relu().mean((2, 3))),
+        layer=nn.Conv2d(channels, 4, 3, padding=1),
+        head=nn.Linear(4, 2),
+    ).eval()
 
 
 def gray() -> nn.Module:
-    return _Checked(lambda x: x, channels=1).eval()
+    return _checked(lambda x: x, channels=1)
 
 
 def sized() -> nn.Module:
-    return _Checked(_of_48).eval()
+    def of_48(x: Tensor) -> Tensor:
+        assert x.shape[-1] == 48, "48 pixels"
+        return x
+
+    return _checked(of_48)
 
 
 def picky() -> nn.Module:
-    return _Checked(_not_today).eval()
+    def refuse(x: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+    return _checked(refuse)
 
 
 def in_place() -> nn.Module:
-    return _InPlace(lambda x: x).eval()
+    """Changes a sigmoid in place, as the Detect of YOLOv5 does."""
+
+    def doubled(x: Tensor, layer: nn.Module, head: nn.Module) -> Tensor:
+        said: Tensor = head(layer(x).mean((2, 3))).sigmoid()
+        said[:, 0] = said[:, 0] * 2
+        return said + 0
+
+    return Net(doubled, layer=nn.Conv2d(3, 4, 3, padding=1), head=nn.Linear(4, 2)).eval()
 
 
 def in_training() -> nn.Module:
@@ -322,10 +270,6 @@ def in_training() -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )
-
-
-def coder() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
 
 
 def wrapper() -> nn.Module:

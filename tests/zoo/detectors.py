@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torchvision
 from torch import Tensor, nn
 from torchvision.models.detection import FCOS, FasterRCNN, KeypointRCNN, MaskRCNN, RetinaNet
 from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
@@ -17,6 +18,8 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.models.detection.ssdlite import ssdlite320_mobilenet_v3_large
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool, LastLevelP6P7
+
+from tests.zoo.parts import Net
 
 SIDE = 128
 """Of the images: every detector's own size, so that none resizes them, but for ssdlite's 320."""
@@ -163,6 +166,21 @@ def ssdlite() -> nn.Module:
     return model
 
 
+def detector() -> nn.Module:
+    """Finds six boxes of four classes in anything, surely none of them right."""
+    torch.manual_seed(0)
+    model: nn.Module = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None,
+        weights_backbone=None,
+        num_classes=5,
+        min_size=96,
+        max_size=96,
+        box_score_thresh=0.0,
+        box_detections_per_img=6,
+    )
+    return model.eval()
+
+
 TORCHVISION: dict[str, Callable[[], nn.Module]] = {
     "fasterrcnn": lambda: of_regions(FasterRCNN, **region_head()),
     "maskrcnn": mask_rcnn,
@@ -201,11 +219,10 @@ class Yolo(nn.Module):
         self.up = nn.Conv2d(64, 32, 1)
         self.fuse = nn.Conv2d(64, 32, 3, padding=1)
         channels = 4 + classes + (form == "yolov5")
-        self.heads = nn.ModuleList([self._head(32, channels), self._head(64, channels)])
-
-    def _head(self, width: int, channels: int) -> nn.Module:
-        """Places and classes by branches of their own."""
-        return nn.ModuleList([nn.Conv2d(width, 4, 1), nn.Conv2d(width, channels - 4, 1)])
+        self.heads = nn.ModuleList(  # each has branches for places and for classes
+            nn.ModuleList([nn.Conv2d(width, 4, 1), nn.Conv2d(width, channels - 4, 1)])
+            for width in (32, 64)
+        )
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, list[Tensor]]:
         fine = self.stem(x)
@@ -216,10 +233,8 @@ class Yolo(nn.Module):
         for stride, features, head in zip((8, 16), (fine, coarse), self.heads, strict=True):
             places, classes = head.children()
             height, width = features.shape[-2:]
-            y, x_ = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-            cells = torch.stack([x_, y]).to(features) + 0.5
             where = places(features)
-            centres = (cells + where[:, :2].tanh() / 2) * stride
+            centres = (cells(height, width).to(features) + where[:, :2].tanh() / 2) * stride
             sides = 2 * stride * where[:, 2:].exp().clamp(max=4)
             said = torch.cat([centres, sides, classes(features).sigmoid()], 1)
             rows.append(said.flatten(2))
@@ -282,3 +297,76 @@ def trained(steps: int) -> nn.Module:
         optimizer.step()
     setattr(model, "score_thresh", 0.05)  # noqa: B010  # torchvision's own attribute
     return model.eval().requires_grad_(False)
+
+
+class Heads(nn.Module):
+    """Boxes at stride 8 of 2 classes, and what other heads of YOLOs add behind them.
+
+    Args:
+        extra: the channels behind the classes, and the range of their values.
+    """
+
+    def __init__(self, extra: int, low: float, high: float, *, names: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = trunk(3)
+        self.classes, self.extra = nn.Conv2d(32, 2, 1), nn.Conv2d(32, extra, 1)
+        self.low, self.high = low, high
+        if names:
+            self.names = {0: "plane", 1: "ship"}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        features = self.stem(x)
+        height, width = features.shape[-2:]
+        centres = 8 * cells(height, width)
+        near = torch.cat([centres, torch.full_like(centres, 20.0)])[None]
+        places = near + features[:, :4].tanh()
+        said = self.low + (self.high - self.low) * (8 * self.extra(features)).sigmoid()
+        rows = torch.cat([places, self.classes(features).sigmoid() / 2, said], 1)
+        return rows.flatten(2), {"features": features}
+
+
+def cells(height: int, width: int) -> Tensor:
+    """The middles of the cells of a grid, x before y, (2, height, width)."""
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack([x, y]) + 0.5
+
+
+Found = tuple[tuple[float, float, float, float], int, float]
+"""A box, its label and its score."""
+
+
+def finding(found: Callable[[Tensor], list[Found]], **more: Tensor) -> Net:
+    """In each image the boxes that a function finds, and what else it says of all."""
+
+    def of(image: Tensor) -> dict[str, Tensor]:
+        boxes = found(image)
+        return {
+            "boxes": torch.tensor([box for box, *_ in boxes]).view(-1, 4),
+            "labels": torch.tensor([label for _, label, _ in boxes], dtype=torch.int64),
+            "scores": torch.tensor([score for *_, score in boxes]),
+            **more,
+        }
+
+    return Net(lambda x: [of(image) for image in x])
+
+
+def says(found: list[Found], *, dark: list[Found] | None = None, **more: Tensor) -> Net:
+    """Whatever it sees, these boxes; of what is darkened at a pixel, the others."""
+    return finding(lambda image: found if dark is None or image[0, 3, 3] >= 0.25 else dark, **more)
+
+
+def joined_yolo() -> Net:
+    """Stride 8 alone, places and classes from one convolution, as in YOLOv5."""
+
+    def forward(x: Tensor, stem: nn.Module, head: nn.Module) -> Tensor:
+        said = head(stem(x))
+        centres = (cells(*said.shape[-2:]) + said[:, :2].tanh() / 2) * 8
+        sides = 16 * said[:, 2:4].exp().clamp(max=4)
+        rows = torch.cat([centres, sides, said[:, 4:].sigmoid()], 1)
+        return rows.flatten(2).transpose(1, 2)
+
+    torch.manual_seed(0)
+    model = Net(forward, stem=trunk(3), head=nn.Conv2d(32, 8, 1)).eval()
+    setattr(model, "nc", 3)  # noqa: B010  # as YOLOs have it
+    return model
