@@ -125,6 +125,30 @@ def test_a_class_name_means_one_thing() -> None:
     assert several == answered | failed | client
 
 
+def test_networks_of_tests_stand_in_the_zoo() -> None:
+    """Elsewhere a class of a network is short: another test does not need one like it."""
+    trees = {file: ast.parse(file.read_text()) for file in ROOT.glob("tests/**/*.py")}
+    classes = [
+        (file, node, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    networks = {"Module", "Sequential"}
+    networks |= {node.name for file, node, _ in classes if file.parent.name == "zoo"}
+    long = [
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file, node, bases in classes
+        if file.parent.name != "zoo" and bases & networks and len(ast.unparse(node).split("\n")) > 8
+    ]
+    assert long == []
+
+
+def test_tests_of_the_library_need_none_of_the_service() -> None:
+    for file in ROOT.glob("tests/cam/**/*.py"):
+        assert not any(name.startswith("tests.service") for name in imports(file)), file
+
+
 def test_the_core_names_no_feature() -> None:
     """Neither a folder, nor a setting, nor a path of one, as an identifier or in a text."""
     folders = {path.parent.name for path in ROOT.glob("service/features/*/__init__.py")}
