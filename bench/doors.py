@@ -38,8 +38,8 @@ from rich.table import Table
 
 from bench.wrk import ACCEPT, require_wrk, send, write_photos
 from cam import ClassTarget, Explanation
-from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
+from service.backend.outcome import Outcome, Prediction, ServedAnswer
 from service.backend.work import Explain
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo

@@ -53,7 +53,7 @@ from cam.drift.map_statistics import STATISTICS, MapStatistics, statistics_of
 from cam.drift.origin import Origin
 from cam.drift.reference import Reference, reference_of
 from cam.drift.window import Window
-from service.backend.answers import Prediction, ServedAnswer
+from service.backend.outcome import Prediction, ServedAnswer
 from service.backend.work import Explain
 from service.core.metrics import Metrics
 from service.engine.engine import Engine

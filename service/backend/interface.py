@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from cam.agreement import Fidelity
 from cam.errors import did_you_mean
 from cam.progress import Progress
-from service.backend.answers import Outcome
+from service.backend.outcome import Outcome
 from service.backend.work import Value, Work
 from service.core.choices import RuntimeName
 from service.core.errors import UnknownModel

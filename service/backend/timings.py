@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, time_ns
 from typing import Any
 
-from service.backend.answers import Outcome
+from service.backend.outcome import Outcome
 from service.core.metrics import Metrics
 from service.core.tracing import Span, phase_spans
 

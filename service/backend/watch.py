@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from cam import Question
-from service.backend.answers import ServedAnswer
+from service.backend.outcome import ServedAnswer
 from service.backend.work import Value, Work
 from service.core.metrics import Metrics
 from service.models.catalog import ModelEntry

@@ -13,7 +13,7 @@ from cam import CamError, ExplainedImage, Question, TextTarget
 from cam.evaluation.candidate import Candidate
 from cam.evaluation.metrics import MetricOptions, Scores
 from cam.progress import Progress
-from service.backend.answers import ServedAnswer
+from service.backend.outcome import ServedAnswer
 from service.core.pool import Priority
 from service.models.preprocessing import ModelInput
 

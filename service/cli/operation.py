@@ -17,10 +17,10 @@ from service.backend.timings import Timings
 from service.core.errors import Problem
 from service.core.schemas import dump
 from service.core.settings import CoreSettings
-from service.http.answers import failed
 from service.http.contract import JSON
 from service.http.operation import InstanceContext, Operation, T
 from service.http.reception import RequestContext
+from service.http.responses import failed
 from service.local.options import (
     Model,
     Models,

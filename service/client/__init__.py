@@ -11,7 +11,6 @@ from service.client._async.client import AsyncClient
 from service.client._async.job import AsyncJob
 from service.client._sync.client import Client
 from service.client._sync.job import Job
-from service.client.answers import Result
 from service.client.explanation import Explanation
 from service.client.failures import (
     ClientError,
@@ -32,6 +31,7 @@ from service.client.options import (
     PredictOptions,
     TargetObject,
 )
+from service.client.responses import Result
 from service.features.jobs.schemas import JobDocument
 
 __all__ = [

@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 from PIL import Image
 
-from service.client.answers import Response
 from service.client.calls import JSON, Request, get, query_of, require_name, step, to_json
 from service.client.failures import seconds_until
 from service.client.photos import Photo, instance_of
+from service.client.responses import Response
 from service.features.jobs.schemas import JobDocument
 
 NDJSON = "application/x-ndjson"

@@ -22,7 +22,7 @@ from traceback import clear_frames
 from typing import Generic, TypeVar
 
 from cam.counts import counted
-from service.backend.answers import Outcome
+from service.backend.outcome import Outcome
 from service.core.pool import Priority
 
 COURTESY_SECONDS = 0.03

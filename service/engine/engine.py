@@ -46,8 +46,8 @@ from cam.passes.compiled_path import CompiledPath
 from cam.passes.onepass import advise, begin_batch
 from cam.progress import Progress
 from cam.prompts import checked_prompts
-from service.backend.answers import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.interface import Listener
+from service.backend.outcome import Boxes, Outcome, Prediction, ServedAnswer
 from service.backend.work import (
     NOTHING,
     Explain,

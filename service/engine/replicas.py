@@ -14,8 +14,8 @@ import numpy as np
 from cam import Explanation, Question
 from cam.agreement import Fidelity
 from cam.progress import Progress
-from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, naming
+from service.backend.outcome import Outcome, ServedAnswer
 from service.backend.watch import Watch, WatchWork
 from service.backend.work import Explain, Value, Work
 from service.core.choices import RuntimeName

@@ -33,13 +33,13 @@ from service.core.threads import one_each
 from service.http.about import PROBES, make_about_router
 from service.http.access import AccessTable, needs
 from service.http.adapter import Adapter, Added, AppParts, Middleware
-from service.http.answers import problem_response
 from service.http.contract import gather_components
 from service.http.documentation import DESCRIPTION, TAGS
 from service.http.guard import Guard, Guarded
 from service.http.middleware import AnswerHead, Deliver, LimitBody, ObserveRequests, Prefixed
 from service.http.operation import Operation, make_operations_router
 from service.http.reception import Reception, fetch_none
+from service.http.responses import problem_response
 from service.limits.adaptive_limit import allowed_by
 from service.limits.admission import Admission
 from service.limits.body_budget import BodyBudget

@@ -24,7 +24,9 @@ from service.backend.interface import Listener
 from service.core.errors import Problem
 from service.core.schemas import TINY_PNG, FailedInstance, Open, ProgressLine, Step, dump
 from service.http.access import Scope, needs
-from service.http.answers import (
+from service.http.contract import JSON, PHOTOS, SERVING, UNCHANGED, answers, takes, worked_example
+from service.http.reception import Reception, RequestContext, deadline, while_connected
+from service.http.responses import (
     as_ready,
     choose,
     failed,
@@ -33,8 +35,6 @@ from service.http.answers import (
     require_one_map,
     together,
 )
-from service.http.contract import JSON, PHOTOS, SERVING, UNCHANGED, answers, takes, worked_example
-from service.http.reception import Reception, RequestContext, deadline, while_connected
 from service.models.info import ModelInfo
 from service.pipeline.instances import Instance, P
 from service.pipeline.parameters import ImageParameters, Instances, PredictInstance

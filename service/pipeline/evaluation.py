@@ -14,8 +14,8 @@ from cam import ClassTarget, Explanation, Question, Target
 from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, MetricOptions, Score, Scores
 from cam.evaluation.verdict import percentile, verdict
-from service.backend.answers import ServedAnswer
 from service.backend.interface import Listener, ModelBackend, naming
+from service.backend.outcome import ServedAnswer
 from service.backend.timings import Timings
 from service.backend.work import Evaluate
 from service.core import schemas

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cam import Explanation, Reason, SimilarityTarget, TextTarget, UnitTarget
-from service.backend.answers import ServedAnswer
+from service.backend.outcome import ServedAnswer
 from service.core import model_schemas, schemas
 from service.models.info import ModelInfo
 from service.models.labels import Labels

@@ -12,8 +12,8 @@ from PIL import Image
 
 from cam import Explanation, Question, SimilarityTarget, Target
 from cam.reasons.cascade import Cascade, layer_of
-from service.backend.answers import Outcome, ServedAnswer
 from service.backend.interface import Listener, ModelBackend
+from service.backend.outcome import Outcome, ServedAnswer
 from service.backend.timings import Timings
 from service.backend.work import Embed, Explain, ReadText
 from service.core.errors import Problem

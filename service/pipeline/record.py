@@ -18,7 +18,7 @@ from cam import ClassTarget, Explanation, Reason, spearman
 from cam.drawing.heatmap import border, concentration, hot_region
 from cam.drawing.placement import Box, Float, Placement, Region
 from cam.methods import INPUT
-from service.backend.answers import ServedAnswer
+from service.backend.outcome import ServedAnswer
 from service.core import schemas
 from service.models.info import ModelInfo
 from service.models.preprocessing import ModelInput

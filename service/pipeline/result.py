@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from PIL import Image
 
 from cam.evaluation.metrics import MetricOptions, Scores
-from service.backend.answers import ServedAnswer
+from service.backend.outcome import ServedAnswer
 from service.backend.timings import Timings
 from service.core import schemas
 from service.core.errors import InvalidParameter, NotAcceptable

@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 
 from structlog.contextvars import get_contextvars
 
-from service.backend.answers import Outcome
 from service.backend.interface import Listener, unknown_model
+from service.backend.outcome import Outcome
 from service.backend.work import Value, Work
 from service.core.choices import RuntimeName
 from service.core.errors import Unavailable

@@ -14,7 +14,7 @@ from typing_extensions import TypeAliasType, get_original_bases
 
 from cam.agreement import Fidelity
 from cam.progress import Progress
-from service.backend.answers import Outcome
+from service.backend.outcome import Outcome
 from service.backend.work import Work
 from service.core import errors
 from service.core.choices import RuntimeName

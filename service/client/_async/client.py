@@ -10,7 +10,7 @@ import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
-from service.client import answers, calls, job_calls
+from service.client import calls, job_calls, responses
 from service.client._async.job import AsyncJob
 from service.client._async.transport import AsyncLine
 from service.client.explanation import Explanation
@@ -110,25 +110,25 @@ class AsyncClient:
     async def models(self) -> list[str]:
         """The models' names."""
         answer = await self._line.send(calls.get("/v1/models"))
-        return answers.parsed(model_schemas.ModelList, answer.body).models
+        return responses.parsed(model_schemas.ModelList, answer.body).models
 
     async def model(self, name: str | None = None) -> model_schemas.ModelDescription:
         """A model's input, classes, labels, default layer and methods."""
         answer = await self._line.send(calls.get(calls.model_path(await self._named(name))))
-        return answers.parsed(model_schemas.ModelDescription, answer.body)
+        return responses.parsed(model_schemas.ModelDescription, answer.body)
 
     async def layers(self, name: str | None = None) -> list[model_schemas.LayerDescription]:
         """A model's modules in the order in which they run, and which can be explained."""
         path = calls.model_path(await self._named(name))
         answer = await self._line.send(calls.get(f"{path}/layers"))
-        return answers.parsed(model_schemas.LayerList, answer.body).layers
+        return responses.parsed(model_schemas.LayerList, answer.body).layers
 
     async def drift(self, name: str | None = None) -> DriftDescription:
         """Whether a model's maps still look as those of its reference; `made` is None if it has
         none."""
         path = calls.model_path(await self._named(name))
         answer = await self._line.send(calls.get(f"{path}/drift"))
-        return answers.parsed(DriftDescription, answer.body)
+        return responses.parsed(DriftDescription, answer.body)
 
     async def ask(
         self, verb: str, /, *photos: Photo, model: str | None = None, **parameters: Any
@@ -148,7 +148,7 @@ class AsyncClient:
             ClientError: if there is no answer, or it is an error.
         """
         answer = await self._about(verb, photos, model, parameters, calls.JSON)
-        return answers.document(answer)
+        return responses.document(answer)
 
     async def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
@@ -160,7 +160,7 @@ class AsyncClient:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.prediction(await self.ask("predict", photo, model=model, **parameters))
+        return responses.prediction(await self.ask("predict", photo, model=model, **parameters))
 
     async def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -173,7 +173,7 @@ class AsyncClient:
                 asked for, or the parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.only(await self.explain_each(photo, model=model, **parameters))
+        return responses.only(await self.explain_each(photo, model=model, **parameters))
 
     async def explain_each(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -181,7 +181,7 @@ class AsyncClient:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        return answers.explanations(await self.ask("explain", photo, model=model, **asked), asked)
+        return responses.explanations(await self.ask("explain", photo, model=model, **asked), asked)
 
     async def evaluate(
         self,
@@ -205,7 +205,7 @@ class AsyncClient:
         asked: Mapping[str, Any] = dict(parameters)
         if judged is not None:
             asked = {**asked, "map": calls.sent_map(judged)}
-        return answers.evaluations(await self.ask("evaluate", photo, model=model, **asked))
+        return responses.evaluations(await self.ask("evaluate", photo, model=model, **asked))
 
     async def answer(
         self,
@@ -224,7 +224,7 @@ class AsyncClient:
             ClientError: if there is no answer, or it is an error.
         """
         document = await self.ask("answer", photo, model=model, question=question, **parameters)
-        return answers.answer(document)
+        return responses.answer(document)
 
     async def overlay(
         self,
@@ -287,7 +287,7 @@ class AsyncClient:
         async def work(photo: P) -> list[Explanation] | Failure:
             try:
                 document = await self.ask("explain", photo, model=name, **parameters)
-                return answers.explanations(document, parameters)
+                return responses.explanations(document, parameters)
             except (ClientError, OSError) as error:
                 return error
 
@@ -358,7 +358,7 @@ class AsyncClient:
         call = job_calls.listed(state, page)
         while True:
             answer = await self._line.send(call)
-            page_ = answers.parsed(JobList, answer.body)
+            page_ = responses.parsed(JobList, answer.body)
             for document in page_.jobs:
                 yield AsyncJob(self._line, document)
             if page_.next is None:
@@ -372,18 +372,18 @@ class AsyncClient:
         model: str | None,
         parameters: Mapping[str, Any],
         accept: str,
-    ) -> answers.Response:
+    ) -> responses.Response:
         name = await self._named(model)
         # Reading photos and encoding pictures block.
         call = await call_blocking(calls.about_photos, verb, name, photos, parameters, accept)
         return await self._line.send(call)
 
-    def _job(self, answer: answers.Response) -> AsyncJob:
-        return AsyncJob(self._line, answers.parsed(JobDocument, answer.body))
+    def _job(self, answer: responses.Response) -> AsyncJob:
+        return AsyncJob(self._line, responses.parsed(JobDocument, answer.body))
 
     async def _named(self, model: str | None) -> str:
         if model is None and self._model is None:
-            self._model = answers.first(await self.models())
+            self._model = responses.first(await self.models())
         return model or self._model or ""
 
     def __repr__(self) -> str:

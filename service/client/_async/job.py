@@ -12,9 +12,9 @@ import httpx2
 
 from service.client import job_calls
 from service.client._async.transport import AsyncLine
-from service.client.answers import Response, Result, parsed, result_of
 from service.client.calls import Request
 from service.client.options import MediaType
+from service.client.responses import Response, Result, parsed, result_of
 from service.client.retries import FAILURES, Tries
 from service.client.tasks import sleep
 from service.core.files import written_whole

@@ -12,7 +12,7 @@ import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
-from service.client import answers, calls, job_calls
+from service.client import calls, job_calls, responses
 from service.client._sync.job import Job
 from service.client._sync.transport import Line
 from service.client.explanation import Explanation
@@ -112,25 +112,25 @@ class Client:
     def models(self) -> list[str]:
         """The models' names."""
         answer = self._line.send(calls.get("/v1/models"))
-        return answers.parsed(model_schemas.ModelList, answer.body).models
+        return responses.parsed(model_schemas.ModelList, answer.body).models
 
     def model(self, name: str | None = None) -> model_schemas.ModelDescription:
         """A model's input, classes, labels, default layer and methods."""
         answer = self._line.send(calls.get(calls.model_path(self._named(name))))
-        return answers.parsed(model_schemas.ModelDescription, answer.body)
+        return responses.parsed(model_schemas.ModelDescription, answer.body)
 
     def layers(self, name: str | None = None) -> list[model_schemas.LayerDescription]:
         """A model's modules in the order in which they run, and which can be explained."""
         path = calls.model_path(self._named(name))
         answer = self._line.send(calls.get(f"{path}/layers"))
-        return answers.parsed(model_schemas.LayerList, answer.body).layers
+        return responses.parsed(model_schemas.LayerList, answer.body).layers
 
     def drift(self, name: str | None = None) -> DriftDescription:
         """Whether a model's maps still look as those of its reference; `made` is None if it has
         none."""
         path = calls.model_path(self._named(name))
         answer = self._line.send(calls.get(f"{path}/drift"))
-        return answers.parsed(DriftDescription, answer.body)
+        return responses.parsed(DriftDescription, answer.body)
 
     def ask(
         self, verb: str, /, *photos: Photo, model: str | None = None, **parameters: Any
@@ -150,7 +150,7 @@ class Client:
             ClientError: if there is no answer, or it is an error.
         """
         answer = self._about(verb, photos, model, parameters, calls.JSON)
-        return answers.document(answer)
+        return responses.document(answer)
 
     def predict(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[PredictOptions]
@@ -162,7 +162,7 @@ class Client:
                 too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.prediction(self.ask("predict", photo, model=model, **parameters))
+        return responses.prediction(self.ask("predict", photo, model=model, **parameters))
 
     def explain(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -175,7 +175,7 @@ class Client:
                 asked for, or the parameters are too long.
             ClientError: if there is no answer, or it is an error.
         """
-        return answers.only(self.explain_each(photo, model=model, **parameters))
+        return responses.only(self.explain_each(photo, model=model, **parameters))
 
     def explain_each(
         self, photo: Photo, *, model: str | None = None, **parameters: Unpack[Options]
@@ -183,7 +183,7 @@ class Client:
         """As `explain`, a map for each of the methods, targets and layers, in this order. Methods
         of one pass share it; `agreement` says how alike the methods' maps are."""
         asked: Mapping[str, Any] = {"output": "overlay", **parameters}
-        return answers.explanations(self.ask("explain", photo, model=model, **asked), asked)
+        return responses.explanations(self.ask("explain", photo, model=model, **asked), asked)
 
     def evaluate(
         self,
@@ -207,7 +207,7 @@ class Client:
         asked: Mapping[str, Any] = dict(parameters)
         if judged is not None:
             asked = {**asked, "map": calls.sent_map(judged)}
-        return answers.evaluations(self.ask("evaluate", photo, model=model, **asked))
+        return responses.evaluations(self.ask("evaluate", photo, model=model, **asked))
 
     def answer(
         self,
@@ -226,7 +226,7 @@ class Client:
             ClientError: if there is no answer, or it is an error.
         """
         document = self.ask("answer", photo, model=model, question=question, **parameters)
-        return answers.answer(document)
+        return responses.answer(document)
 
     def overlay(
         self,
@@ -293,7 +293,7 @@ class Client:
         def work(photo: P) -> list[Explanation] | Failure:
             try:
                 document = self.ask("explain", photo, model=name, **parameters)
-                return answers.explanations(document, parameters)
+                return responses.explanations(document, parameters)
             except (ClientError, OSError) as error:
                 return error
 
@@ -362,7 +362,7 @@ class Client:
         call = job_calls.listed(state, page)
         while True:
             answer = self._line.send(call)
-            page_ = answers.parsed(JobList, answer.body)
+            page_ = responses.parsed(JobList, answer.body)
             for document in page_.jobs:
                 yield Job(self._line, document)
             if page_.next is None:
@@ -376,18 +376,18 @@ class Client:
         model: str | None,
         parameters: Mapping[str, Any],
         accept: str,
-    ) -> answers.Response:
+    ) -> responses.Response:
         name = self._named(model)
         # Reading photos and encoding pictures block.
         call = call_blocking(calls.about_photos, verb, name, photos, parameters, accept)
         return self._line.send(call)
 
-    def _job(self, answer: answers.Response) -> Job:
-        return Job(self._line, answers.parsed(JobDocument, answer.body))
+    def _job(self, answer: responses.Response) -> Job:
+        return Job(self._line, responses.parsed(JobDocument, answer.body))
 
     def _named(self, model: str | None) -> str:
         if model is None and self._model is None:
-            self._model = answers.first(self.models())
+            self._model = responses.first(self.models())
         return model or self._model or ""
 
     def __repr__(self) -> str:

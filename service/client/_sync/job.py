@@ -14,9 +14,9 @@ import httpx2
 
 from service.client import job_calls
 from service.client._sync.transport import Line
-from service.client.answers import Response, Result, parsed, result_of
 from service.client.calls import Request
 from service.client.options import MediaType
+from service.client.responses import Response, Result, parsed, result_of
 from service.client.retries import FAILURES, Tries
 from service.client.threads import sleep
 from service.core.files import written_whole

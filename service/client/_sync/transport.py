@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import httpx2
 
-from service.client.answers import Response
 from service.client.calls import Request
+from service.client.responses import Response
 from service.client.retries import FAILURES, Retries, Tries
 from service.client.threads import iterate_blocking, sleep
 

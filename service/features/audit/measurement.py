@@ -23,8 +23,8 @@ from cam.evaluation.candidate import Candidate, candidates_of
 from cam.evaluation.metrics import METRICS, MetricOptions, Scores
 from cam.evaluation.similarity import Similarity, similarity
 from service import __version__
-from service.backend.answers import Prediction
 from service.backend.interface import ModelBackend
+from service.backend.outcome import Prediction
 from service.backend.work import Evaluate, Explain, Pixels
 from service.core.errors import OutOfMemory, Unexplainable
 from service.features.audit.grids import SURE, Neighbours, PhotoGrid, share_inside

@@ -19,8 +19,8 @@ from service.features.jobs.records import Job
 from service.features.jobs.routes import accepted, find_job, retry_after
 from service.features.jobs.schemas import JobDocument
 from service.http.access import needs
-from service.http.answers import choose
 from service.http.contract import JSON, answers
+from service.http.responses import choose
 
 HTML: Final = "text/html"
 AUDIT: Final = "audit"

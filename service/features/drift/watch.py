@@ -20,7 +20,7 @@ from cam.drift.origin import Origin
 from cam.drift.reference import Reference
 from cam.drift.shift import FLAT, Comparison
 from cam.drift.window import Window
-from service.backend.answers import ServedAnswer
+from service.backend.outcome import ServedAnswer
 from service.backend.work import NOTHING, Pixels
 from service.core.errors import Problem
 from service.core.metrics import Metrics

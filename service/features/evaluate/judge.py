@@ -8,8 +8,8 @@ from PIL import Image
 
 from cam import Question
 from cam.evaluation.metrics import METRICS, Metric, MetricOptions
-from service.backend.answers import ServedAnswer
 from service.backend.interface import Listener, ModelBackend
+from service.backend.outcome import ServedAnswer
 from service.backend.timings import Timings
 from service.core.errors import Problem, UnsuitedMetric
 from service.features.evaluate.parameters import EvaluateParameters

@@ -14,7 +14,6 @@ from service.core.schemas import (
     FailedInstance,
     Prediction,
 )
-from service.http.answers import entity_tag, failed, require_one_map
 from service.http.contract import JSON
 from service.http.operation import (
     NDJSON,
@@ -23,6 +22,7 @@ from service.http.operation import (
     Results,
     one_for_a_file,
 )
+from service.http.responses import entity_tag, failed, require_one_map
 from service.pipeline.instances import Instance
 from service.pipeline.parameters import ExplainRequest, Parameters
 from service.pipeline.rendering import NAMED_PICTURES, PICTURES

@@ -38,10 +38,10 @@ from service.features.jobs.records import Finished, Job, storable
 from service.features.jobs.results import line_of, picture_of_line
 from service.features.jobs.schemas import ItemResult, JobDocument, JobList
 from service.http.access import needs
-from service.http.answers import choose, list_of, matches
 from service.http.contract import EVENTS, JSON, UNCHANGED, answers, takes, worked_example
 from service.http.middleware import CLIENT_LEFT
 from service.http.operation import NDJSON
+from service.http.responses import choose, list_of, matches
 from service.pipeline.rendering import PICTURES
 
 CSV = "text/csv"

@@ -14,8 +14,8 @@ from service.core.schemas import dump
 from service.features.answers.ask import ask
 from service.features.answers.parameters import AnswerParameters
 from service.features.open_inference.tensors import Tensor
-from service.http.answers import together
 from service.http.reception import RequestContext
+from service.http.responses import together
 from service.pipeline.instances import Instance
 from service.pipeline.pipeline import Pipeline
 

@@ -42,8 +42,8 @@ from service.core.schemas import dump
 from service.features.answers.parameters import AnswerParameters
 from service.features.open_inference.answering import ANSWERS, answer_questions
 from service.features.open_inference.tensors import Tensor
-from service.http.answers import together
 from service.http.reception import Reception, RequestContext
+from service.http.responses import together
 from service.limits.admission import AdmittedRequest
 from service.pipeline.images import decode_base64
 from service.pipeline.instances import Instance, P

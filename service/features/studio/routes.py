@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from service.core.model_schemas import Alive
 from service.http.access import flat, needs
 from service.http.adapter import Added, AppParts
-from service.http.answers import list_of, matches
 from service.http.contract import answers
+from service.http.responses import list_of, matches
 
 BUILT: Final = Path(__file__).parent / "built"
 MEDIA_TYPES: Final = {

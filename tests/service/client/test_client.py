@@ -31,8 +31,8 @@ from service.client import (
     ServiceError,
     options,
 )
-from service.client.answers import result_of
 from service.client.photos import Named, instance_of, read
+from service.client.responses import result_of
 from service.features.keys.keys import new_key
 from service.pipeline.images import decode
 from tests.service.conftest import CAT, ESPRESSO, MODEL, comparable, encoded, noise, pixels

@@ -474,7 +474,7 @@ def test_wait(open_client: Any, script: Script, jobs: Jobs, clock: Clock) -> Non
 
 
 def test_looks_become_rarer_up_to_what_the_service_says() -> None:
-    from service.client.answers import Response
+    from service.client.responses import Response
 
     def pauses(count: int, **headers: str) -> list[float]:
         names = {name.replace("_", "-"): value for name, value in headers.items()}

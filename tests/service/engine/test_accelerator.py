@@ -17,7 +17,7 @@ from bench.accelerator import LAYER, Device, loaded, measure
 from cam import ClassTarget, Explanation, Question, explain_batch
 from cam.outputs import transfer
 from cam.runtimes.compiled import FastPath
-from service.backend.answers import Outcome, ServedAnswer
+from service.backend.outcome import Outcome, ServedAnswer
 from service.backend.work import Explain
 from service.core.errors import Unexplainable
 from service.core.metrics import Metrics

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.backend.answers import Outcome
+from service.backend.outcome import Outcome
 from service.engine.batcher import Batcher, BatcherClosed, BatcherFull
 from tests.waiting import until_async
 

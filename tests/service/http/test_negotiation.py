@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from service.core.errors import NotAcceptable
-from service.http.answers import choose
+from service.http.responses import choose
 
 OFFERS = ["application/json", "image/png", "image/jpeg"]
 

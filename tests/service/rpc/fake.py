@@ -16,8 +16,8 @@ from cam import ClassTarget, Explanation
 from cam.drift.origin import Origin
 from cam.drift.shift import Comparison, Shift, TooFew
 from cam.progress import Progress
-from service.backend.answers import Outcome, Prediction, ServedAnswer
 from service.backend.interface import Backend, Listener, unknown_model
+from service.backend.outcome import Outcome, Prediction, ServedAnswer
 from service.backend.work import Work
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics

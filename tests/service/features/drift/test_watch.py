@@ -17,7 +17,7 @@ from cam.drift.origin import Origin
 from cam.drift.reference import Reference
 from cam.drift.shift import Comparison
 from cam.drift.window import Snapshot
-from service.backend.answers import Prediction, ServedAnswer
+from service.backend.outcome import Prediction, ServedAnswer
 from service.backend.work import NOTHING
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from service.backend.answers import Prediction, ServedAnswer
+from service.backend.outcome import Prediction, ServedAnswer
 from service.core.errors import UndecodableImage
 from service.features.tables import rows
 from service.features.tables.rows import Row, failed_row, picture_path, row_of
