@@ -96,27 +96,13 @@ def make_app(
     metrics.count_connections = lambda: counts.total(CONNECTIONS)
     asking = next((each.name for each in operations if each.parameters.asks), None)
     pipeline = make_pipeline(settings, metrics, counts, asking)
-
-    def warmed(model: str) -> float:
-        try:
-            return manager.replicas(model).images_a_second
-        except Problem:  # there is no such model, or it loads
-            return 0.0
-
-    def fitting(model: str) -> int:
-        try:
-            replicas = manager.replicas(model)
-        except Problem:
-            return 0
-        return settings.fitting("max_queue", replicas.copies * replicas.model.max_batch)
-
     admission = Admission(
         settings.max_queue,
         allowed=allowed_by(settings),
         metrics=metrics,
         counts=counts,
-        fitting=fitting,
-        warmed=warmed,
+        fitting=partial(_fitting, manager, settings),
+        warmed=partial(_warmed, manager),
     )
     body_budget = BodyBudget(
         max(settings.max_bodies_bytes, settings.max_body_bytes), metrics, counts
@@ -182,32 +168,52 @@ def make_app(
     app.state.failure = partial(_failure, additions)
     for name, value in chain.from_iterable(added.state.items() for added in additions):
         setattr(app.state, name, value)
-    limit_body = partial(
-        LimitBody,
-        max_bytes=settings.max_body_bytes,
-        body_budget=body_budget,
-        max_streamed_bytes=max((added.max_streamed_bytes for added in additions), default=0),
-        metrics=metrics,
-    )
-    observe = partial(
-        ObserveRequests,
-        metrics=metrics,
-        probes={*PROBES, *chain.from_iterable(added.probes for added in additions)},
-        plain=tuple(chain.from_iterable(added.plain for added in additions)),
-    )
-    layers: Sequence[Middleware] = (  # from the innermost to the outermost
-        (Prefixed, {}),
-        (AnswerHead, {}),
-        (limit_body, {}),
-        (Guarded, {"guard": guard, "metrics": metrics}),
-        *chain.from_iterable(added.inner for added in additions),
-        (observe, {}),
-        *chain.from_iterable(added.middleware for added in additions),
-        (Deliver, {"metrics": metrics}),
-    )
-    for kind, options in layers:
+    for kind, options in _middleware(parts, guard, additions):
         app.add_middleware(kind, **options)
     return app
+
+
+def _warmed(manager: Backend, model: str) -> float:
+    """Return the number of images that a model explains in a second; 0 if that is not known."""
+    try:
+        return manager.replicas(model).images_a_second
+    except Problem:  # there is no such model, or it loads
+        return 0.0
+
+
+def _fitting(manager: Backend, settings: CoreSettings, model: str) -> int:
+    """Return the number of a model's images that fit even if the queue is shorter: see
+    `CoreSettings.fitting`."""
+    try:
+        replicas = manager.replicas(model)
+    except Problem:
+        return 0
+    return settings.fitting("max_queue", replicas.copies * replicas.model.max_batch)
+
+
+def _middleware(parts: AppParts, guard: Guard, additions: Sequence[Added]) -> Sequence[Middleware]:
+    """Return the layers around the routes, from the innermost to the outermost."""
+    limits = {
+        "max_bytes": parts.settings.max_body_bytes,
+        "body_budget": parts.body_budget,
+        "max_streamed_bytes": max((added.max_streamed_bytes for added in additions), default=0),
+        "metrics": parts.metrics,
+    }
+    observed = {
+        "metrics": parts.metrics,
+        "probes": {*PROBES, *chain.from_iterable(added.probes for added in additions)},
+        "plain": tuple(chain.from_iterable(added.plain for added in additions)),
+    }
+    return (
+        (Prefixed, {}),
+        (AnswerHead, {}),
+        (LimitBody, limits),
+        (Guarded, {"guard": guard, "metrics": parts.metrics}),
+        *chain.from_iterable(added.inner for added in additions),
+        (ObserveRequests, observed),
+        *chain.from_iterable(added.middleware for added in additions),
+        (Deliver, {"metrics": parts.metrics}),
+    )
 
 
 def _described_app(lifespan: Lifespan[FastAPI], tags: Sequence[Mapping[str, str]]) -> FastAPI:
