@@ -139,7 +139,9 @@ def hierarchical() -> nn.Module:
     the children of the first."""
 
     def halves(z: Tensor) -> Tensor:
-        parents, children = z[:, :2].softmax(1), z[:, 2:].softmax(1)
+        parents, children = z[:, :2].exp(), z[:, 2:].exp()
+        parents = parents / parents.sum(1, keepdim=True)
+        children = children / children.sum(1, keepdim=True)
         return torch.cat([parents[:, 1:], parents[:, :1] * children], 1)
 
     return Headed(*(math.log(p) / 6 for p in (0.8, 0.2, 0.7, 0.3)), ending=Net(halves))
