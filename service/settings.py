@@ -1,7 +1,8 @@
-"""All settings of the service. Each line is what one of its features adds."""
+"""All settings of the service: those of the core, and what each of the features adds."""
 
 from __future__ import annotations
 
+from service.core.settings import CoreSettings
 from service.features.administration.settings import AdministrationSettings
 from service.features.forwarded.settings import ForwardedSettings
 from service.features.jobs.settings import JobSettings
@@ -25,5 +26,6 @@ class Settings(
     RemoteImageSettings,
     TraceSettings,
     AdministrationSettings,
+    CoreSettings,
 ):
     """The operator's settings, which `gradcam serve` reads."""

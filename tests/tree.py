@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,3 +51,16 @@ def run(where: Path, tool: str, *arguments: str, code: int = 0, **environment: s
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def unlisted(text: str, gone: Collection[str]) -> str:
+    """Return pyproject.toml without the layers, and the modules in contracts, that are gone."""
+
+    def left(line: re.Match[str]) -> str:
+        kept = [name for name in line[1].split(" | ") if name not in gone]
+        return f'    "{" | ".join(kept)}",\n' if kept else ""
+
+    own, mark, of_cam = text.partition('name = "A package of cam')
+    text = re.sub(r'    "(\w[\w |]*)",\n', left, own) + mark + of_cam
+    text = re.sub(rf'    "service\.({"|".join(gone)})",\n', "", text)
+    return re.sub(rf'    "service\.features\.({"|".join(gone)})\..*",\n', "", text)

@@ -59,7 +59,7 @@ class Feature:
         return f"{__name__}.{self.folder}.{place}"
 
 
-FEATURES: Final = (
+FEATURES: Final[tuple[Feature, ...]] = (
     Feature(
         "predict",
         operations=("operation:PREDICT",),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,7 @@ from service.backend.work import StepWork, Work
 from service.cli.main import Commands, cli
 from service.client import Client, ServiceError
 from service.core.errors import ConfigError, Problem
-from service.core.settings import PREFIX, CoreSettings
+from service.core.settings import CoreSettings
 from service.features import COMMANDS, FEATURES, Feature, adapters, additions, given, operations
 from service.features.predict.operation import PREDICT
 from service.settings import Settings
@@ -33,7 +32,7 @@ from tests.service.conftest import MODEL, running_app
 from tests.service.features import toy
 from tests.service.features.toy import MEASURE
 from tests.service.live import ROOT, serving
-from tests.tree import check, copied, run
+from tests.tree import copied, run
 
 FOLDERS = {
     path.parent.name for path in Path(service.features.__file__).parent.glob("*/__init__.py")
@@ -92,22 +91,6 @@ def folder_of(module: str) -> str | None:
     """Return the folder of a feature's module; None of another one."""
     found = re.match(r"service\.features\.(\w+)", module)
     return found and found[1]
-
-
-def with_those_that_need(name: str) -> set[str]:
-    """Return the folders that are deleted with one."""
-    found = {name}
-    while more := {each.folder for each in FEATURES if found & {*each.needs}} - found:
-        found |= more
-    return found
-
-
-def read_by(outside: str) -> set[str]:
-    """Return the folders of features that a package of `service` imports."""
-    graph = imports()
-    modules = {f"service.{outside}", *graph.find_descendants(f"service.{outside}")}
-    imported = set[str]().union(*map(graph.find_modules_directly_imported_by, modules))
-    return {folder for module in imported if (folder := folder_of(module))}
 
 
 def test_a_mistyped_command_is_told_apart() -> None:
@@ -187,6 +170,7 @@ def test_a_command_of_an_operation_refuses_what_no_photo_could_have() -> None:
         assert why in str(said.exception)
 
 
+LISTED = "FEATURES: Final[tuple[Feature, ...]] = (\n"
 LINE = """    Feature(
         "measure",
         operations=("operation:MEASURE",),
@@ -207,7 +191,7 @@ def test_an_operation_in_one_file(tmp_path: Path, cat: bytes) -> None:
     (features / "measure" / "__init__.py").touch()
     shutil.copy(toy.__file__, features / "measure" / "operation.py")
     lists = features / "__init__.py"
-    before, mark, after = lists.read_text().partition("FEATURES: Final = (\n")
+    before, mark, after = lists.read_text().partition(LISTED)
     lists.write_text(f"{before}{mark}{LINE}{after}")
     photo = tmp_path / "cat.png"
     photo.write_bytes(cat)
@@ -290,76 +274,3 @@ def test_a_command_knows_the_variables_of_all_features(monkeypatch: pytest.Monke
     said = CliRunner().invoke(cli, ["explain", "photo.jpg"])
     assert isinstance(said.exception, ConfigError)
     assert "did you mean GRADCAM_MAX_JOBS" in str(said.exception)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*FOLDERS, "client"}))
-def test_a_feature_is_deleted(name: str, tmp_path: Path, known_types: Path) -> None:
-    """With it, those that need it go, the client if it reads what one of them answers, and Ray's
-    names. Nothing of the service needs the client, which stands beside the features."""
-    copied(tmp_path)
-    folders = with_those_that_need(name) & FOLDERS
-    packages = [each for each in ("client", "ray") if each == name or folders & read_by(each)]
-    for path in [*packages, *(f"features/{folder}" for folder in folders)]:
-        shutil.rmtree(tmp_path / "service" / path)
-    for folder in folders:
-        forget(tmp_path / "service", folder)
-    project = tmp_path / "pyproject.toml"
-    project.write_text(unlisted(project.read_text(), [*folders, *packages]))
-    check(tmp_path, known_types)
-    for setting in settings_of([name]):
-        given = {f"{PREFIX}{setting.upper()}": "1"}
-        refused = run(tmp_path, "python", "-m", "service", "serve", code=2, **given)
-        assert f"there is no setting {PREFIX}{setting.upper()};" in refused
-    document = json.loads(run(tmp_path, "python", "-m", "service", "openapi"))
-    paths = document["paths"]
-    used = {tag for path in paths.values() for one in path.values() for tag in one.get("tags", ())}
-    assert {tag["name"] for tag in document["tags"]} <= used
-    left = {path.rpartition(":")[2] for path in paths if path.startswith("/v1/models/{model}:")}
-    assert left == {
-        operation.name
-        for operation in operations()
-        if operation.work.__module__.split(".")[2] not in folders
-    }
-
-
-def settings_of(folders: Sequence[str]) -> list[str]:
-    """Return the names of a setting of each folder that has some: a service without the folder must
-    not start as if it were not given."""
-    kinds = [
-        kind
-        for kind in Settings.__mro__
-        if kind.__module__.split(".")[2:3] in ([f] for f in folders)
-    ]
-    return [next(iter(kind.__annotations__)) for kind in kinds]
-
-
-def forget(service: Path, folder: str) -> None:
-    """Remove the lines of a folder from the list of the features and from the settings."""
-    features = service / "features/__init__.py"
-    lines = features.read_text().splitlines(keepends=True)
-    (entry,) = (
-        node
-        for node in ast.walk(ast.parse("".join(lines)))
-        if isinstance(node, ast.Call) and node.args and ast.unparse(node.args[0]) == repr(folder)
-    )
-    del lines[entry.lineno - 1 : entry.end_lineno]
-    features.write_text("".join(lines))
-    settings = service / "settings.py"
-    text = settings.read_text()
-    for name in re.findall(rf"service\.features\.{folder}\.\w+ import (\w+)\n", text):
-        text = re.sub(rf"(?m)^(from .* import {name}|    {name},)\n", "", text)
-    settings.write_text(text)
-
-
-def unlisted(text: str, gone: Sequence[str]) -> str:
-    """Return pyproject.toml without the layers, and the modules in contracts, that are gone."""
-
-    def left(line: re.Match[str]) -> str:
-        kept = [name for name in line[1].split(" | ") if name not in gone]
-        return f'    "{" | ".join(kept)}",\n' if kept else ""
-
-    own, mark, of_cam = text.partition('name = "A package of cam')
-    text = re.sub(r'    "(\w[\w |]*)",\n', left, own) + mark + of_cam
-    text = re.sub(rf'    "service\.({"|".join(gone)})",\n', "", text)
-    return re.sub(rf'    "service\.features\.({"|".join(gone)})\..*",\n', "", text)

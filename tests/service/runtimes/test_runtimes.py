@@ -13,8 +13,7 @@ import service.runtimes
 from cam.methods.method import load
 from service.core.choices import RUNTIMES
 from service.runtimes import OWN
-from tests.service.features.test_features import unlisted
-from tests.tree import check, copied, run
+from tests.tree import check, copied, run, unlisted
 
 FOLDER = Path(service.runtimes.__file__).parent
 FOLDERS = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))

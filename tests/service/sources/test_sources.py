@@ -13,8 +13,7 @@ import pytest
 import service.sources
 from service.models.source import Source
 from service.sources import OWN
-from tests.service.features.test_features import unlisted
-from tests.tree import check, copied, run
+from tests.tree import check, copied, run, unlisted
 
 FOLDERS = {path.parent.name for path in Path(service.sources.__file__).parent.glob("*/__init__.py")}
 FOR_THE_DEFAULT = {"embedded", "timm", "huggingface"}
