@@ -17,7 +17,7 @@ EXAMPLES = ("curl", "the_python_client", "javascript", "the_overlays", "the_figu
 CONTRACT = {
     "http/test_routes.py": ("", 36),
     "http/test_bad_input.py": ("", 86),
-    "features/test_activations.py": ("", 3),
+    "features/activations/test_activations.py": ("", 3),
     "pipeline/test_views.py": ("", 30),
     "pipeline/test_where_the_heat_is.py": ("", 5),
     # Not those that ask no service.

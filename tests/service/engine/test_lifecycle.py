@@ -19,7 +19,7 @@ from service.engine.manager import ModelManager
 from service.loading.served_model import ServedModel, load
 from service.models.catalog import ModelEntry
 from service.settings import Settings
-from tests.service.features.jobs.conftest import TINY
+from tests.service.engine.test_batch_dependence import TINY
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio

@@ -31,6 +31,7 @@ from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.features import toy
 from tests.service.features.toy import MEASURE
+from tests.service.http.test_openapi import OPERATIONS
 from tests.service.live import ROOT, serving
 from tests.tree import copied, run
 
@@ -140,6 +141,17 @@ def test_an_operation_needs_the_scope_that_it_names(cat: bytes) -> None:
     refused = guarded.post(f"{MODEL}:measure", content=cat, headers=png)
     assert refused.status_code == 403
     assert "API key of scope 'admin'" in refused.json()["detail"]
+
+
+def test_the_names_of_operations_that_clients_are_generated_from_stay() -> None:
+    assert [operation["operationId"] for *_, operation in OPERATIONS] == [
+        *("showPage", "checkHealth", "checkReadiness", "getMetrics"),
+        *("listModels", "addModel", "getModel", "removeModel", "listLayers"),
+        *("predict", "explain", "evaluate", "showActivations", "answer"),
+        *("submitJob", "listJobs", "getJob", "cancelJob", "followJob"),
+        *("listResults", "getResult", "downloadArchive", "getClusters"),
+        *("submitAudit", "getAudit", "getReport", "getDrift"),
+    ]
 
 
 def test_the_page_of_each_operation_names_it() -> None:

@@ -33,7 +33,6 @@ def client() -> Iterator[TestClient]:
         (":predict", PNG[:-60], 422),
         (":explain?target=99999", JPEG, 422),
         (":explain?method=rollout", JPEG, 422),
-        (":activations?layer=nope", JPEG, 422),
         (":explain", JPEG, 200),
     ],
 )

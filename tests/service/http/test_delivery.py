@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from time import monotonic
 from typing import Any
 
@@ -102,19 +101,3 @@ def test_a_json_answer_has_at_most_four_million_numbers() -> None:
             check(refused, 422, "invalid-parameter", "4194304 numbers", "4000000", "size=model")
         npy = {**jpeg, "Accept": "application/x-npy"}
         assert http.post(EXPLAIN, content=photo, headers=npy).status_code == 200
-        sent = {"inputs": [image_of(photo)]}
-        infer = "/v2/models/fragile/infer"
-        refused = http.post(infer, json=sent)
-        assert refused.status_code == 422
-        for word in ("4194304 numbers", "binary_data", "other outputs", "size=model"):
-            assert word in refused.json()["error"]
-        binary = http.post(infer, json={**sent, "parameters": {"binary_data_output": True}})
-        assert binary.status_code == 200
-        assert len(binary.content) > 4 * 2048 * 2048
-        sent["outputs"] = [{"name": "labels"}]
-        assert http.post(infer, json=sent).status_code == 200
-
-
-def image_of(photo: bytes) -> dict[str, Any]:
-    data = [base64.b64encode(photo).decode()]
-    return {"name": "image", "shape": [1], "datatype": "BYTES", "data": data}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.limits.connections import most_connections, other_connections, raise_file_limit
+from service.limits.connections import most_connections, raise_file_limit
 from service.settings import Settings
 
 
@@ -40,12 +40,6 @@ def test_connections_leave_files_for_probes(
     assert most_connections(Settings()) == 16
     files(resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     assert most_connections(Settings()) == 1000
-
-
-def test_grpc_has_a_share_of_the_connections(files: Callable[[int, int], object]) -> None:
-    files(4096, 4096)
-    assert other_connections(Settings()) == 0
-    assert other_connections(Settings(grpc_port=8081, max_connections=400)) == 100
 
 
 def test_the_limit_of_files_is_raised_to_what_is_allowed(

@@ -127,27 +127,6 @@ def test_probabilities_are_the_models_own(
     assert rise["target"]["probability"] == pytest.approx(probability)
 
 
-def test_concepts_have_the_models_probabilities(served: TestClient) -> None:
-    for model, index, probability in (("binary", 0, SURE), ("softmaxed", 0, 0.51)):
-        response = served.post(
-            f"/v1/models/{model}:activations?layer=layer&concepts=2",
-            content=encoded(Image.effect_noise((8, 8), 90).convert("RGB")),
-            headers={"Content-Type": "image/png"},
-        )
-        assert response.status_code == 200, response.text
-        (seen,) = response.json()["activations"]
-        for concept in seen["concepts"]:
-            best = concept["classes"][0]
-            assert best["index"] == index
-            first, second = (each["probability"] for each in concept["classes"])
-            assert first + second == pytest.approx(1)
-            if model == "softmaxed":
-                assert best["score"] == pytest.approx(best["probability"])
-                assert 0.5 < best["probability"] <= probability + 0.01
-            else:
-                assert best["probability"] == pytest.approx(1 / (1 + math.exp(-best["score"])))
-
-
 def test_logits_beside_features(served: TestClient) -> None:
     predicted, explained = ask(served, "paired")
     assert [each["score"] for each in predicted["classes"]] == pytest.approx([24, 18, 6, -12])

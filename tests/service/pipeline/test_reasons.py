@@ -166,13 +166,3 @@ def test_where_reasons_end(client: TestClient, cat: Image.Image) -> None:
     assert only["warnings"][-1].startswith(
         "there is no reason 2: the map of the photo is the same everywhere (class 379, p = 0.000)"
     )
-
-
-def test_evaluation_refuses_it(client: TestClient, cat: Image.Image) -> None:
-    response = client.post(
-        f"{MODEL}:evaluate",
-        params={"reasons": "2"},
-        content=encoded(cat),
-        headers={"Content-Type": "image/png"},
-    )
-    check(response, 422, "invalid-parameter", "reasons is 2", "of the photo itself")

@@ -13,15 +13,12 @@ import numpy as np
 from PIL import Image
 
 from cam import ClassTarget, Explanation
-from cam.drift.origin import Origin
-from cam.drift.shift import Comparison, Shift, TooFew
 from cam.progress import Progress
 from service.backend.interface import Backend, Listener, unknown_model
 from service.backend.outcome import Outcome, Prediction, ServedAnswer
 from service.backend.work import Work
 from service.core.errors import Unavailable
 from service.core.metrics import Metrics
-from service.features.drift.work import Drift
 from service.models.catalog import ModelEntry
 from service.models.info import LayerInfo, ModelInfo
 from service.models.labels import Labels
@@ -56,18 +53,6 @@ def info(name: str = "m", fingerprint: str = "one") -> ModelInfo:
     )
 
 
-DRIFT = Drift(
-    Origin("m", "w", "gradcam", "layer", "crop"),
-    recorded=7,
-    size=500,
-    made="2026-01-02T03:04:05+00:00",
-    photos=90,
-    comparison=Comparison(
-        (Shift(None, "border", 1.5, 0.5, 1e-9, (0, 0.1, 0.2), (0.3, 0.4, 0.5), 90, 80, True),),
-        (TooFew(3, None, 4, 5),),
-        0.25,
-    ),
-)
 ANSWER = ServedAnswer(
     Prediction(logits=np.array([1, 2], np.float32)),
     (Explanation(ClassTarget(1), 0.5, 0.25, "gradcam", "layer", np.full((2, 2), 3, np.float32)),),

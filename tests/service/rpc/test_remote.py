@@ -17,31 +17,18 @@ import numpy as np
 import pytest
 import structlog
 
-from cam import AnswerOptions, ClassTarget, Question
+from cam import ClassTarget, Question
 from cam.drawing.placement import Box
-from cam.evaluation.candidate import Candidate
-from cam.evaluation.metrics import MetricOptions, Score
-from cam.progress import Completeness, Progress
-from service.backend.interface import OBSERVED_AT_ONCE
-from service.backend.watch import WatchWork
+from cam.progress import Progress
 from service.backend.work import (
-    Embed,
-    Evaluate,
     Explain,
-    ReadText,
-    StepWork,
-    Work,
 )
 from service.core.errors import InternalError, Unavailable, Unexplainable, UnknownModel
-from service.features.activations.work import Factorise, Observe
-from service.features.answers.work import AnswerQuestion
-from service.features.audit.work import Randomise
-from service.features.drift.work import CompareDrift
 from service.models.catalog import ModelEntry
 from service.models.preprocessing import ModelInput
 from service.rpc.client import RemoteBackend
 from service.rpc.frames import LENGTH
-from tests.service.rpc.fake import DRIFT, FakeBackend, FakeModel, info, reached, served
+from tests.service.rpc.fake import FakeBackend, FakeModel, info, reached, served
 from tests.waiting import stays_async, until_async
 
 pytestmark = pytest.mark.anyio
@@ -73,50 +60,6 @@ async def test_an_answer_of_the_other_process(pair: tuple[FakeBackend, RemoteBac
     np.testing.assert_array_equal(explanation.map, np.full((2, 2), 3))
     assert told == [Progress(1, 2, "gradcam")]
     assert repr(fake.models["m"].asked) == repr([work])
-
-
-async def test_other_work_goes_there_with_all_that_it_has(
-    pair: tuple[FakeBackend, RemoteBackend],
-) -> None:
-    fake, remote = pair
-    candidate = Candidate(np.eye(2, dtype=np.float32), 1, 0, Completeness(1.5, 2.0))
-    options = MetricOptions(steps="fine", region=np.eye(8, dtype=bool), baselines=("edges",))
-    told = AnswerOptions(
-        "a cat", 3, "gradcam", False, word="cat", evaluate=True, region=np.eye(8, dtype=bool)
-    )
-    asked: list[Work[Any]] = [
-        Evaluate(SEEN.pixels, QUESTION, [candidate], ["deletion"], options),
-        Randomise(SEEN.pixels, (QUESTION,), stages=3, seed=7),
-        Observe(SEEN.pixels, ("a", "b"), ClassTarget(1)),
-        Factorise(SEEN.pixels, "a", 2),
-        Embed(SEEN.pixels, "a"),
-        ReadText("a cat", "a dog", True),
-        AnswerQuestion(SEEN.pixels, "what?", told, 7.5),
-        CompareDrift(),
-    ]
-    bases = (Work, StepWork, WatchWork)
-    kinds = {kind for base in bases for kind in base.__subclasses__()} - {*bases}
-    own = {each for each in kinds if each.__module__.startswith("service.")}
-    assert {Explain, *map(type, asked)} == own
-    for work in asked:
-        await remote.replicas("m").ask(work)
-    assert repr(fake.models["m"].asked) == repr(asked)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        DRIFT,
-        [{"deletion": Score(0.5, {"edges": None}, {"curve": (1.0, 0.5)}, "a warning")}],
-        [[np.eye(2, dtype=np.float32), None]],
-    ],
-)
-async def test_other_values_come_back(
-    pair: tuple[FakeBackend, RemoteBackend], value: object
-) -> None:
-    fake, remote = pair
-    fake.models["m"].value = value
-    assert repr((await remote.replicas("m").ask(CompareDrift())).value) == repr(value)
 
 
 async def test_its_errors_are_raised_here(
@@ -278,28 +221,6 @@ async def test_a_result_that_cannot_be_sent_is_a_problem(
     async with asyncio.timeout(5):
         with pytest.raises(InternalError):
             await remote.replicas("m").ask(ASKED)
-
-
-async def test_few_images_are_observed_at_a_time(
-    pair: tuple[FakeBackend, RemoteBackend], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, remote = pair
-    asked = 0
-    may_end = asyncio.Event()
-
-    async def observe(work: Work[Any], *, progress: object) -> Any:
-        nonlocal asked
-        asked += 1
-        await may_end.wait()
-
-    monkeypatch.setattr(fake.models["m"], "ask", observe)
-    work = Observe(SEEN.pixels, ("layer",), ClassTarget(1))
-    asking = [asyncio.create_task(remote.replicas("m").ask(work)) for _ in range(9)]
-    await until_async(lambda: asked == OBSERVED_AT_ONCE)
-    await stays_async(lambda: asked == OBSERVED_AT_ONCE, 0.1)
-    may_end.set()
-    await asyncio.gather(*asking)
-    assert asked == len(asking)
 
 
 async def test_requests_in_flight_see_the_end_of_the_engine_and_later_ones_the_next(

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from bench.rolling import CONFIGURATION, NGINX, nginx
 from service.app import create_app
+from service.core.errors import ConfigError
 from service.features.keys.keys import new_key
 from service.http.access import flat
 from service.settings import Settings
@@ -277,3 +278,21 @@ def test_the_documented_configuration_of_nginx(tmp_path: Path) -> None:
             headers = {**host, **PNG, "Origin": origin}
             assert public.post(path, content=PHOTO, headers=headers).status_code == status
         assert get("v1/models", Host="evil.example").status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"GRADCAM_TRUSTED_PROXIES": "10.0.0.1/8"}, "10.0.0.1/8: .* or 10.0.0.0/8"),
+        ({"GRADCAM_TRUSTED_PROXIES": "nginx"}, "GRADCAM_TRUSTED_PROXIES=nginx: .*address"),
+        ({"GRADCAM_ROOT_PATH": "team/xai"}, "GRADCAM_ROOT_PATH=team/xai: .* like /team/xai"),
+        ({"GRADCAM_ROOT_PATH": "//evil.example"}, "a root path is like /team/xai"),
+        ({"GRADCAM_ROOT_PATH": "/a/../b"}, "a root path is like /team/xai"),
+        ({"GRADCAM_ROOT_PATH": '/a"><b'}, "a root path is like /team/xai"),
+    ],
+)
+def test_a_mistake_names_the_setting_its_value_and_what_is_allowed(
+    environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Settings.read(environment)

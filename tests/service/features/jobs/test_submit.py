@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from service.app import create_app
 from service.features.keys.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import CAT, ESPRESSO, MODEL, encoded, noise
@@ -496,6 +497,11 @@ def test_zip_without_seeking(jobs: TestClient) -> None:
     found = done(jobs, params={"model": "tiny"}, content=pipe.getvalue(), headers=ZIP)
     assert list(found) == ["a.png"]
     assert "error" not in found["a.png"]
+
+
+def test_images_that_fail_are_counted_from_zero(tmp_path: Path) -> None:
+    text = TestClient(create_app(Settings(jobs=tmp_path), [])).get("/metrics").text
+    assert 'gradcam_job_items_total{outcome="failed"} 0.0' in text
 
 
 def test_images_of_jobs_and_unfinished_jobs_are_counted(jobs: TestClient) -> None:

@@ -24,10 +24,12 @@ from service.features import open_inference
 from service.features.keys.keys import new_key
 from service.features.open_inference import grpc_server
 from service.features.open_inference.grpc_server import CODES
+from service.limits.connections import other_connections
 from service.models.catalog import EMBEDDED, ModelEntry
 from service.settings import Settings
 from tests.service.conftest import MODEL, running_app
 from tests.service.http.test_overload import FRAGILE
+from tests.service.limits import test_connections as connections
 from tests.service.live import free_port
 from tests.waiting import until
 
@@ -357,3 +359,12 @@ def test_the_parameter_timeout_is_a_deadline(
     with pytest.raises(InferenceServerException) as caught:
         client.infer(NAME, [image(cat)], parameters={"method": "rise"}, timeout=2000)
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+
+
+files = connections.files
+
+
+def test_grpc_has_a_share_of_the_connections(files: Callable[[int, int], object]) -> None:
+    files(4096, 4096)
+    assert other_connections(Settings()) == 0
+    assert other_connections(Settings(grpc_port=8081, max_connections=400)) == 100

@@ -392,3 +392,18 @@ def test_values_are_no_picture(client: httpx2.Client, cat: bytes) -> None:
     values = {"output": "values"}
     refused(ask(client, image(cat), parameters=values, outputs=["overlay"]), 422, "not a picture")
     assert "heatmap" in outputs_of(ask(client, image(cat), parameters=values))
+
+
+def test_a_json_answer_has_at_most_four_million_numbers() -> None:
+    with running_app(Settings(), [FRAGILE]) as http:
+        sent: dict[str, Any] = {"inputs": [image(encoded(noise(2048, 2048), "JPEG"))]}
+        infer = "/v2/models/fragile/infer"
+        refused = http.post(infer, json=sent)
+        assert refused.status_code == 422
+        for word in ("4194304 numbers", "binary_data", "other outputs", "size=model"):
+            assert word in refused.json()["error"]
+        binary = http.post(infer, json={**sent, "parameters": {"binary_data_output": True}})
+        assert binary.status_code == 200
+        assert len(binary.content) > 4 * 2048 * 2048
+        sent["outputs"] = [{"name": "labels"}]
+        assert http.post(infer, json=sent).status_code == 200

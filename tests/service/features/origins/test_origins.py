@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from service.core.errors import ConfigError
 from service.features.keys.keys import new_key
 from service.settings import Settings
 from tests.service.conftest import encoded, noise, running_app
@@ -210,3 +211,17 @@ def test_refusals_are_counted_and_take_no_place(open_to_all: TestClient) -> None
 def test_every_name_is_answered_where_the_operator_says_so(tmp_path: Path) -> None:
     with running_app(Settings(hosts=("*",), jobs=tmp_path), [FRAGILE]) as client:
         assert client.get("/v1/models", headers={"Host": "any.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"GRADCAM_HOSTS": "app.example:80"}, "app.example:80: a host is like app.example"),
+        ({"GRADCAM_HOSTS": "a,*x.example"}, r"a host is like .* or \*.app.example"),
+    ],
+)
+def test_a_mistake_names_the_setting_its_value_and_what_is_allowed(
+    environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Settings.read(environment)

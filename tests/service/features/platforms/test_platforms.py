@@ -434,3 +434,19 @@ def test_overload_is_refused_before_the_service_hears_of_it_at_a_platforms_addre
         told["place"].leave()
         with admission.hold(model, settings.max_queue, costly=0), pytest.raises(QueueFull):
             guard.let_in_early(path, headers)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"GRADCAM_ROUTES": "/a=/v1/models/{name}:explain"}, r"\{model\}, and has \{name\}"),
+        ({"GRADCAM_ROUTES": "/a=/v1/models/{model.x}:explain"}, r"has \{model.x\}"),
+        ({"GRADCAM_ROUTES": "/a=/v1/{model}/{"}, r"and has \{"),
+        ({"GRADCAM_ROUTES": "/a=/v1/{model}}"}, r"and has \}"),
+    ],
+)
+def test_a_mistake_names_the_setting_its_value_and_what_is_allowed(
+    environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Settings.read(environment)

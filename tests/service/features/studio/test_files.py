@@ -25,6 +25,15 @@ LIGHT = 250_000
 """Bytes that the page may load."""
 
 
+def test_the_page_needs_nothing_from_outside() -> None:
+    with TestClient(create_app(Settings(), [])) as client:
+        response = client.get("/", headers={"Accept": "text/html"})
+    assert response.headers["content-type"].startswith("text/html")
+    for word in ('src="http', 'href="http', "@import", "url(http"):
+        assert word not in response.text
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
 def test_the_page_and_its_files_are_open_and_small(tmp_path: Path) -> None:
     _, entry = new_key("someone", ["explain"], None)
     (tmp_path / "keys.toml").write_text(entry)

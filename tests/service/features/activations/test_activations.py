@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from io import BytesIO
 
 import numpy as np
@@ -13,11 +14,15 @@ from starlette.testclient import TestClient
 
 from service.loading.served_model import load
 from service.models.catalog import EMBEDDED
-from tests.service.conftest import KEPT, MODEL
+from service.settings import Settings
+from tests.service.conftest import KEPT, MODEL, encoded, running_app
+from tests.service.http import test_cycles as cycles
 from tests.service.http.test_bad_input import check
+from tests.service.models import test_reading as reading
 
 ACTIVATIONS = f"{MODEL}:activations"
 PNG = {"Content-Type": "image/png"}
+served = reading.served
 
 
 @pytest.mark.slow
@@ -82,3 +87,29 @@ def test_pydantic_errors(client: TestClient, cat: bytes) -> None:
     assert found[1]["instance"] == 1
     several = client.post(ACTIVATIONS, json=body, headers={"Accept": "image/png"})
     check(several, 406, "not-acceptable", "exactly one")
+
+
+def test_concepts_have_the_models_probabilities(served: TestClient) -> None:
+    for model, index, probability in (("binary", 0, reading.SURE), ("softmaxed", 0, 0.51)):
+        response = served.post(
+            f"/v1/models/{model}:activations?layer=layer&concepts=2",
+            content=encoded(Image.effect_noise((8, 8), 90).convert("RGB")),
+            headers={"Content-Type": "image/png"},
+        )
+        assert response.status_code == 200, response.text
+        (seen,) = response.json()["activations"]
+        for concept in seen["concepts"]:
+            best = concept["classes"][0]
+            assert best["index"] == index
+            first, second = (each["probability"] for each in concept["classes"])
+            assert first + second == pytest.approx(1)
+            if model == "softmaxed":
+                assert best["score"] == pytest.approx(best["probability"])
+                assert 0.5 < best["probability"] <= probability + 0.01
+            else:
+                assert best["probability"] == pytest.approx(1 / (1 + math.exp(-best["score"])))
+
+
+def test_no_photo_of_a_refused_request_is_left_in_a_cycle() -> None:
+    with running_app(Settings(cache_bytes=0)) as client:
+        cycles.test_no_photo_is_left_in_a_cycle(client, ":activations?layer=nope", cycles.JPEG, 422)

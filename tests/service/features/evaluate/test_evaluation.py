@@ -26,6 +26,7 @@ from service.features.evaluate.summary import summarise
 from service.models.preprocessing import ModelInput
 from service.pipeline.evaluation import describe_scores
 from tests.service.conftest import CAT, MODEL, encoded
+from tests.service.http.test_bad_input import check
 
 URL = f"{MODEL}:evaluate"
 PNG = {"content-type": "image/png"}
@@ -414,3 +415,13 @@ def test_a_score_says_among_how_many_random_maps_it_is() -> None:
     found = describe_scores(scores, MetricOptions())["complexity"]
     assert (found.random_maps, found.percentile) == (59, 98.3)
     assert found.verdict == "better than chance"
+
+
+def test_reasons_are_refused(client: httpx2.Client, cat: bytes) -> None:
+    response = client.post(
+        URL,
+        params={"reasons": "2"},
+        content=cat,
+        headers=PNG,
+    )
+    check(response, 422, "invalid-parameter", "reasons is 2", "of the photo itself")

@@ -56,7 +56,7 @@ def residual() -> nn.Module:
 
 
 def model_of(name: str, **keys: Any) -> ServedModel:
-    source = f"factory:tests.service.features.test_export:{name}"
+    source = f"factory:tests.service.features.export.test_export:{name}"
     return load(ModelEntry(name=name, source=source, input_size=32, mode="exact", **keys))
 
 
@@ -219,8 +219,7 @@ def test_a_file_that_is_not_the_models_is_not_written(
 def test_the_command(tmp_path: Path) -> None:
     catalog = tmp_path / "models.toml"
     catalog.write_text(
-        '[[models]]\nname = "m"\nsource = "factory:tests.service.features.test_export:pooled"\n'
-        "input_size = 32\n"
+        f'[[models]]\nname = "m"\nsource = "factory:{__name__}:pooled"\ninput_size = 32\n'
     )
     file = tmp_path / "m.xml"
     command = ["export", "m", "--format", "openvino", "--output", str(file)]
