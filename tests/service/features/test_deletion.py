@@ -1,5 +1,4 @@
-"""A feature can be deleted: what is left is whole, and each test passes without what it does not
-need."""
+"""A feature can be deleted: what is left is whole, and tests pass without what they do not need."""
 
 from __future__ import annotations
 
@@ -8,18 +7,24 @@ import json
 import re
 import shutil
 from collections.abc import Collection
+from itertools import accumulate
 from pathlib import Path
 
+import grimp
 import pytest
 
 from service.core.settings import PREFIX
 from service.features import FEATURES, operations
 from service.settings import Settings
 from tests.service.features.test_features import FOLDERS, folder_of, imports
-from tests.tree import check, copied, run, unlisted
+from tests.tree import ROOT, check, copied, run, unlisted
 
 pytestmark = pytest.mark.slow
 ALL = sorted({*FOLDERS, "client"})
+ASKED = {"explain", "predict"}
+"""Folders of the operations that tests of the core and of the other features ask for."""
+READ = re.compile(r"service\.(features|client|ray)\b")
+"""Modules of what is deleted, and of what goes with some of it."""
 
 
 def with_those_that_need(names: Collection[str]) -> set[str]:
@@ -44,7 +49,7 @@ def test_features_are_deleted(names: list[str], tmp_path: Path, known_types: Pat
     names. Nothing of the service needs the client, which stands beside the features."""
     folders = deleted(copied(tmp_path), names)
     check(tmp_path, known_types)
-    for setting in settings_of(names):
+    for setting in [setting for name in names for setting in settings_of(name)[:1]]:
         given = {f"{PREFIX}{setting.upper()}": "1"}
         refused = run(tmp_path, "python", "-m", "service", "serve", code=2, **given)
         assert f"there is no setting {PREFIX}{setting.upper()};" in refused
@@ -61,6 +66,47 @@ def test_features_are_deleted(names: list[str], tmp_path: Path, known_types: Pat
     assert unused == (set() if left else {"explain"})  # the core's own tag, of all operations
 
 
+def test_tests_that_need_no_feature_pass_without_any(tmp_path: Path) -> None:
+    """Only `predict` and `explain` are left, because nearly all tests ask them. The document of
+    OpenAPI is made anew, as whoever deletes a feature does."""
+    tree = copied(tmp_path)
+    shutil.copytree(ROOT / "tests", tree / "tests")
+    for name in ("bench", "deploy", "docs"):
+        (tree / name).symlink_to(ROOT / name)
+    for folder in deleted(tree, FOLDERS - ASKED):
+        shutil.rmtree(tree / "tests" / "service" / "features" / folder, ignore_errors=True)
+    (tree / "openapi").mkdir()
+    (tree / "openapi" / "openapi.json").write_text(run(tree, "python", "-m", "service", "openapi"))
+    files = tests_without_features()
+    assert len(files) > 60
+    run(tree, "python", "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *files)
+
+
+def tests_without_features() -> list[str]:
+    """Return the files of the tests that import none but `ASKED`, nor does the `conftest` above
+    them. Tests that import `tests.tree` are of the packages as a whole, and those in no folder of
+    the documents."""
+    graph = grimp.build_graph("bench", "cam", "service", "tests", cache_dir=None)
+    for module in {*graph.modules}:
+        if module.startswith("tests."):
+            *above, _ = accumulate(module.split("."), "{}.{}".format)
+            beside = (name for each in above for name in (each, f"{each}.conftest"))
+            for name in graph.modules & {*beside} - {module}:
+                graph.add_import(importer=module, imported=name)
+        elif module.startswith("service.") and not READ.match(module):
+            graph.remove_module(module)
+    gone = {each for each in graph.modules if READ.match(each) and folder_of(each) not in ASKED}
+    gone -= {"service.features"}
+    return [
+        module.replace(".", "/") + ".py"
+        for module in sorted(graph.modules)
+        if re.match(r"tests\.service\.\w+\.(\w+\.)?test_\w+$", module)
+        if not graph.find_upstream_modules(module) & gone
+        if folder_of(module[6:]) in {None, *ASKED}
+        if not graph.direct_import_exists(importer=module, imported="tests.tree")
+    ]
+
+
 def deleted(tree: Path, names: Collection[str]) -> set[str]:
     """Delete features, or the client, and what goes with them. Return the folders that are gone."""
     folders = with_those_that_need(names)
@@ -74,15 +120,10 @@ def deleted(tree: Path, names: Collection[str]) -> set[str]:
     return folders
 
 
-def settings_of(folders: Collection[str]) -> list[str]:
-    """Return the names of a setting of each folder that has some: a service without the folder must
-    not start as if it were not given."""
-    kinds = [
-        kind
-        for kind in Settings.__mro__
-        if kind.__module__.split(".")[2:3] in ([f] for f in folders)
-    ]
-    return [next(iter(kind.__annotations__)) for kind in kinds]
+def settings_of(folder: str) -> list[str]:
+    """Return the names of the settings of a folder."""
+    kinds = [kind for kind in Settings.__mro__ if folder_of(kind.__module__) == folder]
+    return [name for kind in kinds for name in kind.__annotations__]
 
 
 def forget(service: Path, folder: str) -> None:
