@@ -53,6 +53,7 @@ def test_statistics_are_those_of_the_arrays(client: TestClient, cat: bytes) -> N
     np.testing.assert_allclose(logits, weight @ arrays["classifier.input"] + bias, atol=1e-4)
 
 
+@pytest.mark.contract
 def test_a_gallery_of_the_strongest_channels(client: TestClient, cat: bytes) -> None:
     query = {"layer": "blocks.1", "top_k": "12", "by": "gradient"}
     (found,) = client.post(ACTIVATIONS, params=query, content=cat, headers=PNG).json()[
@@ -68,6 +69,7 @@ def test_a_gallery_of_the_strongest_channels(client: TestClient, cat: bytes) -> 
     assert len(tiles) == 4
 
 
+@pytest.mark.contract
 def test_pydantic_errors(client: TestClient, cat: bytes) -> None:
     image = {**PNG, "Accept": "image/png"}
 

@@ -108,6 +108,7 @@ def test_what_cannot_be_compiled_is_refused(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.contract
 def test_without_a_cache_or_a_compiler_it_says_so(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def small(photos: dict[int, Image.Image]) -> bytes:
     return encoded(photos[CAT].resize((90, 60)))
 
 
+@pytest.mark.contract
 def test_the_usual_metrics_stand_beside_the_baselines(client: httpx2.Client, cat: bytes) -> None:
     answer = client.post(f"{URL}?steps=3&fit=squash", content=cat, headers=PNG)
     assert answer.status_code == 200, answer.text
@@ -116,6 +117,7 @@ def test_lines_tell_how_far_it_is(client: httpx2.Client, small: bytes) -> None:
     assert set(last["scores"]) == {"deletion"}
 
 
+@pytest.mark.contract
 def test_a_map_from_elsewhere(client: httpx2.Client, cat: bytes) -> None:
     asked = {"metrics": ["deletion", "energy"], "steps": 4, "baselines": [], "fit": "squash"}
     region = {"box": [0, 0, 225, 300]}
@@ -279,6 +281,7 @@ def test_a_map_of_the_photos_size_lies_on_the_photo() -> None:
     assert found.max() < values[6, 6]
 
 
+@pytest.mark.contract
 def test_one_instance_that_fails_leaves_the_others(client: httpx2.Client, small: bytes) -> None:
     body = {
         "instances": [{"image": {"b64": b64(small)}}, {"image": {"b64": b64(b"no image")}}],

@@ -216,6 +216,7 @@ def test_a_file_that_is_not_the_models_is_not_written(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.contract
 def test_the_command(tmp_path: Path) -> None:
     catalog = tmp_path / "models.toml"
     catalog.write_text(
