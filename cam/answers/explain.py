@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,8 @@ from cam.answers.passes import blurred, likely, log_probabilities, number_of
 from cam.answers.scores import scores_of
 from cam.answers.vision_language import Asked, Photo, Read, VisionLanguageModel
 from cam.counts import counted
-from cam.errors import InvalidOption
+from cam.drawing.placement import Float
+from cam.errors import InvalidOption, MethodUnsuited
 from cam.methods.method import load
 from cam.progress import finish
 
@@ -67,6 +69,7 @@ def answer_in_steps(
         InvalidPrompt: if the question or the answer cannot be read.
         InvalidOption: if an option is not allowed, or if the answer would take too much memory.
         ModelError: if the places of the image tokens cannot be found.
+        MethodUnsuited: if the function of an added method returns something else than maps.
     """
     options.check()
     method = METHODS[options.method]
@@ -103,7 +106,8 @@ def answer_in_steps(
         with torch.no_grad():
             said, log = _said(text, logits, token, options.alternatives)
             if map_of:
-                said = replace(said, map=map_of(token, read))
+                (one_map,) = _required(options.method, [map_of(token, read)], 1)
+                said = replace(said, map=one_map)
         tokens.append(said)
         logs.append(log)
         yield AnswerProgress(len(tokens), most, None, len(tokens) - 1, said)
@@ -111,12 +115,13 @@ def answer_in_steps(
             break
     ids = [token.id for token in tokens]
     if method.of == "answer" and tokens:
-        found = yield from function(model, asked, ids)
+        found = _required(options.method, (yield from function(model, asked, ids)), len(ids))
         tokens = [replace(one, map=one_map) for one, one_map in zip(tokens, found, strict=True)]
     word = None if options.word is None else phrase_of(tokens, options.word)
     if word and method.of == "word":
         some = slice(word.start, word.stop)
         heat = yield from function(model, asked, ids, some)
+        (heat,) = _required(options.method, [heat], 1)
         tokens[some] = [replace(one, map=heat) for one in tokens[some]]
     if options.evidence and tokens:
         tokens = _with_evidence(model, asked, tokens, logs)
@@ -137,6 +142,22 @@ def answer_in_steps(
     word = word_of(tokens, word.start, word.stop)
     scores = yield from scores_of(model, asked, ids, word, options.region)
     return replace(answer, scores=scores)
+
+
+def _required(method: str, maps: Any, count: int) -> list[Float]:
+    """Return the maps that the function of a method has made.
+
+    Raises:
+        MethodUnsuited: if they are not so many arrays (h, w) of one shape.
+    """
+    made = list(maps) if np.iterable(maps) else [maps]
+    shapes = dict.fromkeys(map(np.shape, made))
+    if len(made) != count or [len(shape) for shape in shapes] != [2]:
+        raise MethodUnsuited(
+            f"the function of {method!r} returned {counted(len(made), 'map')} of the shapes "
+            f"{', '.join(map(str, shapes)) or '()'}; it must return {counted(count, 'map')} (h, w)"
+        )
+    return made
 
 
 def _greedy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -21,7 +21,14 @@ from cam.answers.explain import answer_in_steps
 from cam.answers.methods import METHODS, AnswerMethod
 from cam.answers.passes import _blocks, blurred, likely
 from cam.answers.vision_language import Asked, Read
-from cam.errors import CamError, InvalidImages, InvalidOption, InvalidPrompt, ModelError
+from cam.errors import (
+    CamError,
+    InvalidImages,
+    InvalidOption,
+    InvalidPrompt,
+    MethodUnsuited,
+    ModelError,
+)
 from tests.cam.answers.test_token_maps import stated
 from tests.quick import quick
 from tests.zoo.language import FAMILIES, family, tokenizer
@@ -500,6 +507,41 @@ def test_a_method_that_is_added_to_the_table_is_asked(
         for token in found.tokens[-1:] if mine.of == "word" else found.tokens:
             close(token.map, [[token.id, token.id]], rtol=0)
     assert [token.map is None for token in found.tokens] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("of", "made", "why"),
+    [
+        ("token", np.zeros(4), "1 map of the shapes (4,); it must return 1 map (h, w)"),
+        ("answer", [np.zeros((1, 2))], "1 map of the shapes (1, 2); it must return 3 maps (h, w)"),
+        ("answer", None, "1 map of the shapes (); it must return 3 maps (h, w)"),
+        (
+            "answer",
+            [np.zeros((1, 2)), np.zeros((2, 1)), np.zeros((1, 2))],
+            "3 maps of the shapes (1, 2), (2, 1); it must return 3 maps (h, w)",
+        ),
+        ("word", [], "1 map of the shapes (0,); it must return 1 map (h, w)"),
+    ],
+)
+def test_an_added_method_that_returns_no_maps_is_refused(
+    llava: VisionLanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Literal["token", "answer", "word"],
+    made: Any,
+    why: str,
+) -> None:
+    def at_once(*given: Any) -> Any:
+        return lambda *token: made
+
+    def later(*given: Any) -> Any:
+        yield AnswerProgress(1, 1, "mine")
+        return made
+
+    mine = AnswerMethod("mine", "s", at_once if of == "token" else later, of=of)
+    monkeypatch.setitem(METHODS, "mine", mine)
+    with pytest.raises(MethodUnsuited) as refused:
+        asked(llava, answer="a red cat", method="mine", word="cat", evidence=False)
+    assert str(refused.value) == f"the function of 'mine' returned {why}"
 
 
 @pytest.mark.parametrize("method", quick(SEVERAL, ["occlusion"]))
