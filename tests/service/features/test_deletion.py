@@ -77,12 +77,12 @@ def test_tests_that_need_no_feature_pass_without_any(tmp_path: Path) -> None:
         shutil.rmtree(tree / "tests" / "service" / "features" / folder, ignore_errors=True)
     (tree / "openapi").mkdir()
     (tree / "openapi" / "openapi.json").write_text(run(tree, "python", "-m", "service", "openapi"))
-    files = tests_without_features()
+    files = files_without_features()
     assert len(files) > 60
     run(tree, "python", "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *files)
 
 
-def tests_without_features() -> list[str]:
+def files_without_features() -> list[str]:
     """Return the files of the tests that import none but `ASKED`, nor does the `conftest` above
     them. Tests that import `tests.tree` are of the packages as a whole, and those in no folder of
     the documents."""
