@@ -38,6 +38,8 @@ from service.pipeline.images import decode
 from tests.service.conftest import CAT, ESPRESSO, MODEL, comparable, encoded, noise, pixels
 from tests.service.live import ROOT, serving
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture
 def client(address: str) -> Iterator[Client]:  # type: ignore[override,unused-ignore]

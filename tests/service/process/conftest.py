@@ -8,8 +8,10 @@ import pytest
 
 
 @pytest.fixture(
-    params=[("asyncio", {"use_uvloop": True}), ("asyncio", {"use_uvloop": False})],
-    ids=["uvloop", "asyncio"],
+    params=[
+        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio", marks=pytest.mark.slow),
+    ],
 )
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param

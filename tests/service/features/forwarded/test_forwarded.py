@@ -24,7 +24,6 @@ from tests.service.http.test_bad_input import check
 from tests.service.http.test_overload import FRAGILE
 from tests.service.live import ROOT, serving
 
-pytestmark = pytest.mark.contract
 PROXY, STRANGER = "10.1.2.3", "192.0.2.1"
 PHOTO = encoded(noise(8, 8))
 PNG = {"Content-Type": "image/png"}
@@ -80,6 +79,7 @@ def documented(client: TestClient, headers: dict[str, str], prefix: str) -> None
     assert servers == ([{"url": prefix}] if prefix else [])
 
 
+@pytest.mark.contract
 def test_a_root_path_is_in_front_of_every_address(tmp_path: Path) -> None:
     with behind(STRANGER, tmp_path, root_path="/team/xai/") as client:
         documented(client, {}, "/team/xai")
@@ -115,6 +115,7 @@ def test_the_location_and_the_next_page_of_jobs_have_the_prefix(tmp_path: Path) 
         assert client.get(following.removeprefix("/team/xai")).status_code == 200
 
 
+@pytest.mark.contract
 def test_a_trusted_proxy_says_where_the_service_is(trusting: dict[str, Any]) -> None:
     with behind(PROXY, **trusting) as client:
         assert redirected(client, **PUBLIC) == "https://maps.example/team/xai/v1/models"
