@@ -4,6 +4,7 @@ line."""
 from __future__ import annotations
 
 import ast
+from functools import cache
 from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
@@ -428,6 +429,7 @@ def _with(*additions: Parameter) -> type[Parameters]:
     )
 
 
+@cache
 def declared() -> set[str]:
     """Return the names of the parameters that the features declare.
 

@@ -129,7 +129,7 @@ def twice(change: Callable[[Tensor], Tensor]) -> Net:
 
 def skips(*, pair: bool = False) -> Net:
     """After `middle` the outputs of `first` and `side` are read, but not that of `unused`. The
-    output of `pair` is no tensor."""
+    output of `pair` is not a tensor."""
 
     def forward(x: Tensor, **parts: nn.Module) -> Any:
         first = parts["first"](x)

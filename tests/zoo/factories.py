@@ -40,7 +40,7 @@ from tests.zoo.parts import Net
 from tests.zoo.transformers import Tokens, vit  # noqa: F401
 
 STEADY_SECONDS = 0.2
-"""Of a forward pass."""
+"""Seconds that a forward pass of `steady` takes."""
 
 
 def tiny() -> Small:

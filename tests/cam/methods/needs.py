@@ -5,6 +5,6 @@ from __future__ import annotations
 DETECTING = ("odam", "drise")
 """The methods that explain boxes of detectors alone."""
 MATRICES = ("rollout", "chefer", "agcam", "legrad", "gradeclip")
-"""Those that read the matrices of attention."""
+"""The methods that read the matrices of attention."""
 ATTENDING = (*MATRICES, "attnlrp")
-"""Those that need a transformer."""
+"""The methods that need a transformer."""
