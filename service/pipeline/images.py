@@ -148,11 +148,9 @@ class EncodedPhoto:
         Raises:
             UndecodableImage, ImageTooLarge
         """
-        with (
-            _as_problems(self._data, self._max_pixels),
-            _noting(self._notes),
-            self._image as image,
-        ):
+        opened = self._image
+        del self._image  # it keeps its pixels, and who made this may still want the warnings
+        with _as_problems(self._data, self._max_pixels), _noting(self._notes), opened as image:
             shrink = min(image.size) // least_side if least_side else 1
             if shrink > 1:
                 image.draft(image.mode, (image.width // shrink, image.height // shrink))

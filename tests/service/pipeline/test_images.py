@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import struct
 import tracemalloc
 import zlib
@@ -40,6 +41,19 @@ def test_every_format_by_its_content(name: str) -> None:
     exact = name in ("PNG", "BMP", "TIFF")
     difference = np.abs(found - np.asarray(SMOOTH).astype(int))
     assert difference.max() == 0 if exact else difference.mean() < 12
+
+
+def test_the_caller_alone_holds_what_was_decoded() -> None:
+    """Scores take seconds, in which only the encoded photo is held."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = BytesIO()
+    noise(37, 23, 0).save(file, "JPEG", exif=exif.tobytes())
+    photo = EncodedPhoto(file.getvalue(), max_pixels=LIMIT)
+    assert photo.decode().size == (23, 37)
+    images = [each for each in gc.get_objects() if isinstance(each, Image.Image)]
+    assert [each.size for each in images if {*each.size} == {23, 37}] == []
+    assert photo.pixels == 37 * 23
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
